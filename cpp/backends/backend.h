@@ -1,0 +1,84 @@
+// The contract of a device. A backend packs weights into its own layout, turns a program into an Executable that owns the
+// buffers and the K/V pages, and runs steps. Nothing above this header knows a kernel; nothing below knows a request.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "program/fuse.h"
+#include "program/program.h"
+#include "program/step.h"
+#include "program/weight.h"
+
+namespace maga {
+
+// A weight in a backend's own layout.
+class Weight {
+ public:
+  virtual ~Weight() = default;
+  virtual int64_t bytes() const = 0;
+};
+
+// The largest step that an Executable must take, and how its K/V pages look.
+struct Limits {
+  int64_t tokens = 0;       // tokens of a step
+  int64_t sequences = 0;    // sequences of a step
+  int64_t logit_rows = 0;   // rows of logits of a step
+  int64_t pages = 0;        // K/V pages in the pool
+  int64_t page_tokens = 0;  // tokens a page holds, for all layers
+  DType kv_dtype = DType::f16;
+};
+
+// A program with its weights, buffers and pages, ready to run. One thread uses it at a time.
+class Executable {
+ public:
+  virtual ~Executable() = default;
+  virtual const Program& program() const = 0;  // after fusion
+  virtual const Limits& limits() const = 0;
+
+  // Runs every op over the step. Page ids must be below limits().pages.
+  virtual void run(const Step& step) = 0;
+  // (step.logit_rows, vocab) of the last run, on the host, valid until the next run.
+  virtual std::span<const float> logits() = 0;
+  // Copies the K/V entries of page `from` to page `to` in every layer (copy-on-write).
+  virtual void copy_page(int32_t from, int32_t to) = 0;
+
+  // For op tests and embeddings that come from outside: rows of a value, row-major (rows, width).
+  virtual void write_value(ValueId value, std::span<const float> rows) = 0;
+  virtual std::vector<float> read_value(ValueId value, int64_t rows) = 0;
+
+  // Bytes of buffers (not weights, not pages).
+  virtual int64_t buffer_bytes() const = 0;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual std::string describe() const = 0;  // "cpu, avx512_vnni, 2 threads"
+  virtual FusedOps fused_ops() const = 0;
+  // Threads for host work between steps (sampling); never null.
+  virtual class ThreadPool& threads() = 0;
+
+  // Thread-safe for different weights. Throws Error naming `spec` when the form or shape cannot be taken.
+  virtual std::shared_ptr<const Weight> pack(const WeightSpec& spec, const Canonical& weight) = 0;
+  // Fuses, validates, allocates. `weights` are in the order of program.weights.
+  virtual std::unique_ptr<Executable> load(const Program& program, std::vector<std::shared_ptr<const Weight>> weights,
+                                           const Limits& limits) = 0;
+};
+
+// Bytes of one page: keys and values of `page_tokens` tokens in every layer.
+int64_t page_bytes(const Program& program, int64_t page_tokens, DType kv_dtype);
+
+struct CpuOptions {
+  int threads = 0;                   // 0: one per usable core
+  bool quantize_activations = true;  // int8 dot products for Affine weights; false: exact fp32 arithmetic
+  std::string isa;                   // "": the best this machine has; else generic, avx2, avx512, avx512_vnni, neon, neon_dotprod
+};
+std::shared_ptr<Backend> make_cpu_backend(const CpuOptions& options);
+
+// Plain loops in double precision: the oracle of all op tests, never used in production.
+std::shared_ptr<Backend> make_reference_backend();
+
+}  // namespace maga

@@ -1,0 +1,63 @@
+// The one loop: admit, plan, build the Step, run the program, sample, commit. One thread owns all of it; submit, cancel and
+// poll are the only doors, and none of them waits for a step.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backends/backend.h"
+#include "engine/request.h"
+
+namespace maga {
+
+struct EngineOptions {
+  int max_sequences = 64;          // running at once
+  int token_budget = 512;          // tokens a step may carry
+  int max_queue = 1024;            // requests waiting; above: BusyError
+  int64_t max_sequence_length = 0; // prompt and output together; 0: Program::max_positions
+  bool prefix_cache = true;
+  std::string fault;               // MAGA_FAULT, "kind:place:count", for fault tests; "": none
+};
+
+struct EngineStats {
+  // Gauges.
+  int64_t waiting = 0, running = 0;               // sequences
+  int64_t pages_total = 0, pages_live = 0, pages_cached = 0, pages_free = 0;  // live + cached + free == total
+  // Counters since start.
+  uint64_t requests = 0, finished = 0, cancelled = 0, failed = 0, preemptions = 0;
+  uint64_t prompt_tokens = 0, cached_tokens = 0, output_tokens = 0;
+  uint64_t steps = 0;
+  double model_seconds = 0, sample_seconds = 0, host_seconds = 0;  // where step time went; host: outside kernels and sampling
+  double last_step_unix = 0;                                       // for the watchdog
+};
+
+class Engine {
+ public:
+  // Takes over the executable; starts the loop's thread.
+  Engine(std::shared_ptr<Backend> backend, std::unique_ptr<Executable> model, const EngineOptions& options);
+  ~Engine();  // cancels what runs
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // The bytes of each token id, for stop strings. Call before the first request that has some.
+  void set_vocabulary(std::vector<std::string> token_bytes);
+
+  // Any thread. Throws Error: invalid for a bad request, busy when the queue is full or the engine is draining.
+  uint64_t submit(Request request);
+  // Any thread. The request's sequences (or one of them) end with FinishReason::cancelled at the next plan; unknown ids are ignored.
+  void cancel(uint64_t request, int32_t sequence = -1);
+  // Any thread. All events since the last call; never blocks. `event_fd` is readable while there are some.
+  std::vector<Event> poll();
+  int event_fd() const;
+
+  // Refuses new requests; true once everything that was accepted has ended, false after `timeout_seconds`.
+  bool drain(double timeout_seconds);
+  EngineStats stats() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace maga

@@ -1,0 +1,119 @@
+// The ops that a program is made of. Each is a plain struct; a backend runs them over a Step (program/step.h).
+//
+// A value is a ragged matrix: one row per token of the step (or, after Select, per row that needs logits).
+// A View names columns of a value, so that one fused linear can produce q, k and v without a copy.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <variant>
+
+namespace maga {
+
+using ValueId = int32_t;
+using WeightId = int32_t;
+constexpr int32_t kNone = -1;
+
+struct View {
+  ValueId value = kNone;
+  int64_t offset = 0;  // first column
+  int64_t width = 0;   // columns
+  explicit operator bool() const { return value != kNone; }
+  bool operator==(const View&) const = default;
+};
+
+enum class NormKind : uint8_t { rms, layer };
+enum class ActivationKind : uint8_t { silu, gelu, gelu_tanh, relu };
+
+// out[t] = table[ids[t]] * scale
+struct Embed {
+  View out;
+  WeightId table = kNone;  // (vocab, width)
+  float scale = 1;
+};
+
+// Normalises each run of `group` columns: the whole row, or each head. y = x / rms(x) * (weight + weight_offset) + bias;
+// `layer` subtracts the mean first.
+struct Norm {
+  View out, in;
+  WeightId weight = kNone;  // (group)
+  WeightId bias = kNone;    // (group)
+  NormKind kind = NormKind::rms;
+  float eps = 0;
+  float weight_offset = 0;
+  int64_t group = 0;
+};
+
+// out = in · weightᵀ + bias + residual
+struct Linear {
+  View out, in;
+  WeightId weight = kNone;  // (out.width, in.width)
+  WeightId bias = kNone;    // (out.width)
+  View residual;            // may be `out` itself
+};
+
+// Rotates the first `rotary_dim` columns of every head in place, by the frequencies of `Program::rope_tables[table]`.
+struct Rope {
+  View x;
+  int64_t head_dim = 0;
+  int32_t table = kNone;
+};
+
+// Writes k and v of the step's tokens into the pages of `layer`, then attends: causal, over all earlier tokens of each sequence.
+// With `k` and `v` empty the keys and values are in the pages already (see PrepareQkv).
+struct Attention {
+  View out;      // (tokens, heads * v_dim)
+  View q, k, v;  // (tokens, heads * head_dim), (tokens, kv_heads * head_dim), (tokens, kv_heads * v_dim)
+  int32_t layer = 0;
+  int64_t heads = 0, kv_heads = 0, head_dim = 0;
+  float scale = 1;
+  int64_t window = 0;  // a query sees this many keys, itself included; 0: all
+};
+
+// out = act(gate) * up; without `up`, out = act(gate)
+struct Activation {
+  View out, gate, up;
+  ActivationKind kind = ActivationKind::silu;
+};
+
+// out = a + b
+struct Add {
+  View out, a, b;
+};
+
+// Keeps the rows of the step that need logits.
+struct Select {
+  View out, in;
+};
+
+// --- Fused ops. `fuse` makes them; each equals the plain ops named in its comment. ---
+
+// Linear to (gate | up), then Activation. `weight` holds the gate rows, then the up rows.
+struct GatedLinear {
+  View out, in;
+  WeightId weight = kNone;  // (2 * out.width, in.width)
+  WeightId bias = kNone;    // (2 * out.width)
+  ActivationKind kind = ActivationKind::silu;
+};
+
+// Norm of each head of q and of k (where a weight is given), Rope of both (where a table is given), and the write of k and v
+// into the pages of `layer`. q changes in place; k is left as it was.
+struct PrepareQkv {
+  View q, k, v;
+  WeightId q_norm = kNone, k_norm = kNone;  // (head_dim)
+  float eps = 0;
+  float weight_offset = 0;
+  int32_t rope_table = kNone;
+  int32_t layer = 0;
+  int64_t heads = 0, kv_heads = 0, head_dim = 0;
+};
+
+using Op = std::variant<Embed, Norm, Linear, Rope, Attention, Activation, Add, Select, GatedLinear, PrepareQkv>;
+
+constexpr std::string_view kOpNames[] = {"embed",      "norm", "linear", "rope",         "attention",
+                                         "activation", "add",  "select", "gated_linear", "prepare_qkv"};
+static_assert(std::size(kOpNames) == std::variant_size_v<Op>);
+
+inline std::string_view name_of(const Op& op) { return kOpNames[op.index()]; }
+
+}  // namespace maga
