@@ -2,8 +2,8 @@
 
     python benchmarks/engine.py [MODEL] [--threads 2] [--peers llama.cpp,transformers] [--exact]
 
-Rounds alternate between the engines, and the best round of each counts, so that a busy machine disturbs all alike. Prompts are random
-token ids. A figure of ours goes through the whole engine (scheduler, sampler, events), not through the kernels alone.
+Rounds alternate between the engines, and the best round of each counts, so that a busy machine disturbs all alike. Prompts are
+random token ids. A figure of ours goes through the whole engine (scheduler, sampler, events), not through the kernels alone.
 """
 
 import argparse
