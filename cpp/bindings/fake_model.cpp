@@ -31,7 +31,7 @@ FakeModel::FakeModel(const FakeOptions& options, const Limits& limits, std::shar
   if (options.length_dependent_from > 0) {
     RopeTable table;
     table.dynamic_factor = 2;
-    table.max_positions = options.length_dependent_from;
+    table.max_positions = options.length_dependent_from - 1;
     program_.rope_tables.push_back(table);
   }
 }
@@ -83,7 +83,7 @@ void FakeModel::run(const Step& step) {
     for (int64_t t = first; t < last; ++t) {
       const int64_t index = step.kv_length[s] - (last - t);
       const int64_t length = std::max<int64_t>(step.prompt_length[s], step.positions[t] + 1);
-      const bool long_rope = options_.length_dependent_from > 0 && length > options_.length_dependent_from;
+      const bool long_rope = options_.length_dependent_from > 0 && length >= options_.length_dependent_from;
       entry(step, s, index) = (long_rope ? static_cast<uint64_t>(length) << 32 : 0) + step.ids[t] + 1;
     }
   }

@@ -30,7 +30,7 @@ struct FakeControl {
 
 struct FakeOptions {
   int64_t vocab = 0;
-  int64_t length_dependent_from = 0;  // as a rope with dynamic scaling from this many tokens on; 0: none
+  int64_t length_dependent_from = 0;  // entries depend on the length from here on, as with dynamic rope; 0: never
   int32_t poison = -1;                // a sequence that has this token gets NaN
   int64_t max_positions = 0;
 };

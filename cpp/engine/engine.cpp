@@ -95,9 +95,8 @@ struct Engine::State {
       const bool wake_poller = outbox.empty() && !loop.events.empty();
       outbox.insert(outbox.end(), std::make_move_iterator(loop.events.begin()), std::make_move_iterator(loop.events.end()));
       if (wake_poller) eventfd_write(event_fd, 1);
-      queued -= std::exchange(loop.started, 0);
-      unfinished -= std::exchange(loop.ended, 0);
-      all_ended = unfinished == 0;
+      ended = loop.ended;
+      all_ended = ended == accepted;
       published = stats;
     }
     loop.events.clear();
@@ -122,12 +121,12 @@ struct Engine::State {
   std::shared_ptr<AcceptedRequest> accept(Request request) const {
     auto accepted = std::make_shared<AcceptedRequest>();
     const int64_t prompt = static_cast<int64_t>(request.prompt.size());
-    // Keys of a prompt longer than `length_dependent_from` depend on its length, so only prompts of the same length share pages;
-    // those of output tokens beyond it depend on their own position too.
-    const bool by_length = length_dependent_from > 0 && prompt > length_dependent_from;
+    // From some length on (dynamic rope) the keys of a prompt depend on its length, so only prompts of the same length share pages;
+    // those of output tokens from there on depend on their own position too, and are not shared at all.
+    const bool by_length = length_dependent_from > 0 && prompt >= length_dependent_from;
     accepted->salt = concat(by_length ? prompt : 0, ":", request.cache_salt);
     accepted->cacheable_tokens =
-        length_dependent_from > 0 ? std::max(prompt, length_dependent_from) : std::numeric_limits<int64_t>::max();
+        length_dependent_from > 0 ? std::max(prompt, length_dependent_from - 1) : std::numeric_limits<int64_t>::max();
     accepted->submitted = Clock::now();
     if (request.timeout_seconds > 0)
       accepted->deadline =
@@ -153,9 +152,8 @@ struct Engine::State {
   std::shared_ptr<const Vocabulary> vocabulary;
   EngineStats published;
   std::mt19937_64 seeds{std::random_device{}()};
-  uint64_t last_id = 0;
-  int64_t queued = 0;      // requests that have not started
-  int64_t unfinished = 0;  // requests that have not ended
+  int64_t accepted = 0;  // requests since start; the last one's id
+  int64_t ended = 0;     // of them, those whose last event is in the outbox
   bool draining = false, stopping = false;
   std::thread thread;
 };
@@ -183,13 +181,12 @@ uint64_t Engine::submit(Request request) {
     std::lock_guard lock(state.mutex);
     MAGA_REQUIRE(params.stop_strings.empty() || state.vocabulary, "stop_strings cannot be used: the engine has no vocabulary");
     if (state.draining) throw Error(ErrorKind::busy, "the engine is draining: it takes no new requests");
-    if (state.queued >= state.options.max_queue)
-      throw Error(ErrorKind::busy, concat("the queue is full: ", state.queued, " requests wait (max_queue)"));
-    accepted->id = ++state.last_id;
+    const int64_t queued = state.accepted - state.loop.started.load(std::memory_order_relaxed);
+    if (queued >= state.options.max_queue)
+      throw Error(ErrorKind::busy, concat("the queue is full: ", queued, " requests wait (max_queue)"));
+    accepted->id = static_cast<uint64_t>(++state.accepted);
     accepted->seed = params.seed ? *params.seed : state.seeds();
     accepted->vocabulary = state.vocabulary;
-    ++state.queued;
-    ++state.unfinished;
     state.inbox.push_back(accepted);
   }
   state.wake.notify_one();
@@ -219,14 +216,14 @@ bool Engine::drain(double timeout_seconds) {
   std::unique_lock lock(state_->mutex);
   state_->draining = true;
   return state_->drained.wait_for(lock, std::chrono::duration<double>(std::clamp(timeout_seconds, 0.0, 1e9)),
-                                  [&] { return state_->unfinished == 0; });
+                                  [&] { return state_->ended == state_->accepted; });
 }
 
 EngineStats Engine::stats() const {
   std::lock_guard lock(state_->mutex);
   EngineStats stats = state_->published;
   for (const auto& request : state_->inbox) stats.waiting += request->request.sequences;
-  stats.requests = state_->last_id;
+  stats.requests = static_cast<uint64_t>(state_->accepted);
   return stats;
 }
 

@@ -378,7 +378,7 @@ void Loop::count_end(AcceptedRequest* request, FinishReason reason) {
 }
 
 void Loop::mark_started(AcceptedRequest* request) {
-  if (!std::exchange(request->started, true)) ++started;
+  if (!std::exchange(request->started, true)) started.fetch_add(1, std::memory_order_relaxed);
 }
 
 // The step threw. What it computed is unknown, so its sequences end; should it have thrown before choosing any, all of them do,

@@ -11,6 +11,7 @@
 // was. Every page is held by the sequences that list it, or cached, or free.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -34,10 +35,9 @@ class Loop {
   bool idle() const { return running_.empty() && waiting_.empty(); }
   void step();
 
-  // News since the owner last cleared them.
-  std::vector<Event> events;
-  int64_t started = 0;  // requests that left the queue, by starting or by ending
-  int64_t ended = 0;    // requests without unfinished sequences
+  std::vector<Event> events;        // news since the owner last cleared them
+  int64_t ended = 0;                // requests without unfinished sequences, since start
+  std::atomic<int64_t> started{0};  // requests that left the queue, by starting or by ending; read by any thread
   // Everything but the counters of submission, which the doors keep.
   const EngineStats& stats();
 

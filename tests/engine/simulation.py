@@ -24,7 +24,7 @@ def fold(value: int, entry: int) -> int:
 
 def entry(token: int, position: int, prompt_length: int, length_dependent_from: int) -> int:
     length = max(prompt_length, position + 1)
-    long_rope = length_dependent_from > 0 and length > length_dependent_from
+    long_rope = length_dependent_from > 0 and length >= length_dependent_from
     return ((length << 32) if long_rope else 0) + token + 1
 
 
@@ -125,6 +125,9 @@ class Harness:
             self.engine.set_vocabulary(world.vocabulary)
         self.outputs: dict[tuple[int, int], Output] = {}
         self.expected: set[tuple[int, int]] = set()
+
+    def __del__(self) -> None:
+        self.control.release()  # a test that failed must not leave the engine's destructor waiting
 
     def submit(self, prompt: Sequence[int], params: _core.SamplingParams, *, sequences: int = 1, **options: object) -> int:
         request = self.engine.submit(np.asarray(prompt, dtype=np.int32), params, sequences=sequences, **options)
