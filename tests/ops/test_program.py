@@ -313,8 +313,10 @@ def qkv_program(
     apart: bool = False,
     shared_v: bool = False,
     peek: bool = False,
+    back: bool = False,
 ) -> Program:
-    """`apart`: norms write to values of their own. `shared_v`: v is what k is after its rope. `peek`: an op reads k before that."""
+    """`apart`: norms write to values of their own. `shared_v`: v is what k is after its rope. `peek`: an op reads k before that.
+    `back`: attention writes to where q came from."""
     p = program()
     layer = p.cache_layer(2, 8, 8)
     for theta in (1.0, 2.0):
@@ -332,9 +334,11 @@ def qkv_program(
         p.activation(p.value("peek", 16), views["k"], None, kind="relu")
     for name in ropes:
         p.rope(views[name], head_dim=8, table=k_table if name == "k" else 0)
-    out = p.value("out", 32)
+    out = View(qkv.value, 0, 32) if back else p.value("out", 32)
     p.attention(out, views["q"], views["k"], views["k"] if shared_v else v, layer=layer, scale=1.0, **HEADS)
-    p.output(out)
+    p.output(p.value("copy", 32) if back else out)
+    if back:
+        p.activation(View(len(p.values) - 1, 0, 32), out, None, kind="relu")
     if keep:
         p.output(views.get(keep, qkv))
     p.validate()
@@ -369,6 +373,7 @@ def test_fuse_prepare_qkv(norms: str, ropes: str, apart: bool) -> None:
         ({"ropes": "q", "norms": "k"}, ["linear", "rope", *JOINED[1:]]),
         ({"shared_v": True}, ["linear", "norm", "norm", "rope", "rope", *JOINED[1:]]),
         ({"peek": True}, ["linear", "norm", "norm", "activation", *JOINED[1:]]),
+        ({"back": True, "apart": True}, ["linear", "norm", "norm", *JOINED[1:], "activation"]),
         ({"keep": "qkv"}, ["linear", "norm", "norm", "rope", "rope", *JOINED[1:]]),
         ({"keep": "q", "apart": True}, ["linear", "norm", "norm", *JOINED[1:]]),
         ({"keep": "k", "apart": True}, ["linear", "norm", "norm", "rope", "rope", *JOINED[1:]]),
