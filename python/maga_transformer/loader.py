@@ -33,7 +33,9 @@ def load_weights(
     with ThreadPoolExecutor(workers or usable_cores(), thread_name_prefix="load") as pool:
         # Largest first, so that no thread is left alone with the vocabulary at the end.
         order = sorted(range(len(specs)), key=lambda index: -sizes[index])
-        pending: dict[Future[_core.Weight], int] = {pool.submit(_load, backend, checkpoint, *specs[index]): index for index in order}
+        pending: dict[Future[_core.Weight], int] = {
+            pool.submit(_load, backend, checkpoint, *specs[index]): index for index in order
+        }
         while pending:
             finished, _ = wait(pending, return_when=FIRST_COMPLETED)
             for future in finished:

@@ -109,7 +109,8 @@ def _halves_from_pairs(values: npt.NDArray[Any], heads: int) -> npt.NDArray[Any]
     if rows % (2 * heads):
         return values  # a shape that the program builder refuses by name
     order = np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(rows)
-    return values[order]
+    reordered: npt.NDArray[Any] = values[order]
+    return reordered
 
 
 def _other_splits(first: GgufFile) -> list[GgufFile]:
@@ -119,7 +120,9 @@ def _other_splits(first: GgufFile) -> list[GgufFile]:
     match = _SPLIT.fullmatch(os.path.basename(first.path))
     if match is None or int(match[3]) != count or first.metadata.get("split.no", 0) != 0:
         raise ValueError(f"{first.path}: is one of {count} splits; give the first, named ...-00001-of-{count:05d}.gguf")
-    paths = [os.path.join(os.path.dirname(first.path), f"{match[1]}-{index:05d}-of-{match[3]}.gguf") for index in range(2, count + 1)]
+    paths = [
+        os.path.join(os.path.dirname(first.path), f"{match[1]}-{index:05d}-of-{match[3]}.gguf") for index in range(2, count + 1)
+    ]
     for path in paths:
         if not os.path.isfile(path):
             raise FileNotFoundError(f"{path}: this split of {first.path} is missing")

@@ -2,7 +2,6 @@
 
 from typing import Any, Protocol
 
-import numpy as np
 import numpy.typing as npt
 
 

@@ -56,7 +56,9 @@ class SafetensorsFile:
             raise ValueError(f"{path}: {size} bytes is too short for a safetensors file")
         header_bytes = int.from_bytes(self._map[:8], "little")
         if header_bytes > min(size - 8, _MAX_HEADER_BYTES):
-            raise ValueError(f"{path}: header of {header_bytes} bytes does not fit (file of {size} bytes); truncated or not safetensors")
+            raise ValueError(
+                f"{path}: header of {header_bytes} bytes does not fit (file of {size} bytes); truncated or not safetensors"
+            )
         header = parse_json_object(self._map[8 : 8 + header_bytes], f"{path}: header")
         header.pop("__metadata__", None)
         self.entries = {name: _parse_entry(path, name, entry, 8 + header_bytes) for name, entry in header.items()}
@@ -92,7 +94,9 @@ def _parse_entry(path: str, name: str, entry: object, data_start: int) -> _Entry
     numpy_dtype = np.dtype(numpy_name)
     expected = math.prod(shape) * numpy_dtype.itemsize
     if offsets[1] - offsets[0] != expected:
-        raise ValueError(f"{where}: {dtype} of shape {shape} needs {expected} bytes, data_offsets {offsets} give {offsets[1] - offsets[0]}")
+        raise ValueError(
+            f"{where}: {dtype} of shape {shape} needs {expected} bytes, data_offsets {offsets} give {offsets[1] - offsets[0]}"
+        )
     return _Entry(our_name, numpy_dtype, tuple(shape), data_start + offsets[0], data_start + offsets[1])
 
 

@@ -19,7 +19,9 @@ def _read_tensor(checkpoint: Checkpoint, name: str) -> Canonical:
     dtype, values = checkpoint.dtype(name), checkpoint.tensor(name)
     if dtype in FORMATS:
         if values.ndim != 2:
-            raise ValueError(f"{checkpoint.file(name)}: tensor {name} is a {values.ndim}-dimensional {dtype}, only matrices are supported")
+            raise ValueError(
+                f"{checkpoint.file(name)}: tensor {name} is a {values.ndim}-dimensional {dtype}, only matrices are supported"
+            )
         return affine_from_blocks(dtype, values)
     if dtype == "fp64":
         return Dense(values.astype(np.float32), "fp32")

@@ -1,4 +1,4 @@
-"""Canonical weights: every format is read into one of these forms exactly, and backends pack nothing else (cpp/program/weight.h)."""
+"""Canonical weights: every format is read into one of these forms, exactly. Backends pack nothing else (cpp/program/weight.h)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Affine:
     def dequantize(self) -> npt.NDArray[np.float32]:
         rows, columns = self.codes.shape
         steps = self.codes.reshape(rows, columns // self.group, self.group).astype(np.float32) - np.float32(self.zero)
-        values = self.scale[:, :, None] * steps
+        values: npt.NDArray[np.float32] = self.scale[:, :, None] * steps
         if self.offset is not None:
             values += self.offset[:, :, None]
         return values.reshape(rows, columns)

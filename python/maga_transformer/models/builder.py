@@ -124,7 +124,9 @@ class Builder:
     def gated_mlp(self, x: View, module: str, activation: str, *, width: int | None = None, bias: bool = False) -> View:
         """down(act(gate(x)) * up(x)), back to the width of x. `width` None: the gate's own size."""
         if activation not in _ACTIVATIONS:
-            raise ValueError(f"{self._checkpoint.path}: activation {activation!r} is not supported (supported: {', '.join(_ACTIVATIONS)})")
+            raise ValueError(
+                f"{self._checkpoint.path}: activation {activation!r} is not supported (supported: {', '.join(_ACTIVATIONS)})"
+            )
         if width is None:
             width = self._matrix(f"{module}.gate_proj.weight", None, x.width)[0]
         gate, up = self.linears(x, [f"{module}.gate_proj", f"{module}.up_proj"], widths=[width, width], bias=bias)
@@ -165,7 +167,9 @@ class Builder:
         surplus = sorted(name for name in self._names - self._used if not _BUFFERS.search(name))
         if surplus:
             more = f" and {len(surplus) - 5} more" if len(surplus) > 5 else ""
-            raise ValueError(f"{self._checkpoint.file(surplus[0])}: the model has no place for these tensors: {', '.join(surplus[:5])}{more}")
+            raise ValueError(
+                f"{self._checkpoint.file(surplus[0])}: the model has no place for these tensors: {', '.join(surplus[:5])}{more}"
+            )
         self.program.validate()
         return self.program
 

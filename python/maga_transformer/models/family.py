@@ -22,7 +22,7 @@ class Family(ABC):
 
     model_type: ClassVar[str]  # as MODEL_TYPE names it
     aliases: ClassVar[tuple[str, ...]] = ()  # other names for it, model_type of config.json among them
-    architectures: ClassVar[tuple[str, ...]]
+    architectures: ClassVar[tuple[str, ...]]  # as config.json names them
     default_head_dim: ClassVar[int | None] = None  # where the config has no head_dim; None: hidden size over heads
 
     def __init__(self, checkpoint: Checkpoint) -> None:

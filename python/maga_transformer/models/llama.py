@@ -1,5 +1,7 @@
 """Llama and Mistral (https://arxiv.org/abs/2302.13971, https://arxiv.org/abs/2310.06825)."""
 
+from typing import ClassVar
+
 from maga_transformer._core import View
 from maga_transformer.models.builder import Builder
 from maga_transformer.models.family import Family
@@ -7,7 +9,7 @@ from maga_transformer.models.family import Family
 
 class Llama(Family):
     model_type = "llama"
-    architectures = ("LlamaForCausalLM", "LLaMAForCausalLM")
+    architectures: ClassVar[tuple[str, ...]] = ("LlamaForCausalLM", "LLaMAForCausalLM")
 
     def layer(self, b: Builder, x: View, i: int) -> View:
         module = f"model.layers.{i}"

@@ -24,7 +24,8 @@ _KNOWN_KEYS = {
     "dynamic": {"factor"},
     "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
     "yarn": {
-        "factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "truncate", "attention_factor", "mscale", "mscale_all_dim",
+        "factor", "original_max_position_embeddings", "beta_fast", "beta_slow",
+        "truncate", "attention_factor", "mscale", "mscale_all_dim",
     },
     "divisors": {"divisors"},
 }  # fmt: skip
@@ -49,10 +50,16 @@ def read_rope(config: ModelConfig, head_dim: int, *, theta: float = 10000.0) -> 
     rope_parameters dict; `type` is the old name of `rope_type`."""
     scaling = _scaling(config)
     base = positive_number(config, "rope_theta", scaling.get("rope_theta") or config.get("rope_theta") or theta)
-    partial = positive_number(config, "partial_rotary_factor", scaling.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0)
+    if base <= 1:
+        raise config.error("rope_theta", base, "more than 1")
+    partial = positive_number(
+        config, "partial_rotary_factor", scaling.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
+    )
     rotary_dim = int(head_dim * partial)
     if rotary_dim < 2 or rotary_dim % 2 or rotary_dim > head_dim:
-        raise ValueError(f"{config.path}: {rotary_dim} rotary dimensions of a head of {head_dim}, expected an even number up to that")
+        raise ValueError(
+            f"{config.path}: {rotary_dim} rotary dimensions of a head of {head_dim}, expected an even number up to that"
+        )
     positions = config.integer("max_position_embeddings", 2048)
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind not in _KNOWN_KEYS:
@@ -129,7 +136,8 @@ def _llama3(config: ModelConfig, scaling: dict[str, Any], frequencies: Frequenci
         raise config.error("rope_scaling.high_freq_factor", high, f"more than low_freq_factor, which is {low}")
     turns = _original_positions(config, scaling) * frequencies / (2 * math.pi)
     kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
-    return (1 - kept) * frequencies / factor + kept * frequencies
+    blended: Frequencies = (1 - kept) * frequencies / factor + kept * frequencies
+    return blended
 
 
 def _yarn(
@@ -149,7 +157,8 @@ def _yarn(
     if low == high:
         high += 0.001
     stretched = np.clip((np.arange(frequencies.size) - low) / (high - low), 0.0, 1.0)
-    return stretched * frequencies / factor + (1 - stretched) * frequencies
+    blended: Frequencies = stretched * frequencies / factor + (1 - stretched) * frequencies
+    return blended
 
 
 def _yarn_multiplier(config: ModelConfig, scaling: dict[str, Any], factor: float) -> float:
