@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import gguf_from_model, tiny_model
-from runner import Runner
-
 from maga_transformer import _core
 from maga_transformer.checkpoint import open_checkpoint
 from maga_transformer.models import build_program
+from runner import Runner
 
 IDS = np.random.default_rng(1).integers(0, 96, 40).tolist()
 SIZES = {"hidden_size": 64, "intermediate_size": 96}  # whole blocks of 32
