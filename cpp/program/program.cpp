@@ -123,8 +123,12 @@ class Validation {
     for (const View& view : {op.q, op.out}) rows(view, Rows::tokens);
     equal_width("q", op.q, op.heads * op.head_dim);
     equal_width("out", op.out, op.heads * layer.v_dim);
-    if (op.k) keys_and_values(op.k, op.v, op.layer);
-    for (const View& view : {op.q, op.k, op.v}) apart("q, k or v", view, op.out);
+    apart("q", op.q, op.out);
+    if (op.k) {
+      keys_and_values(op.k, op.v, op.layer);
+      apart("k", op.k, op.out);
+      apart("v", op.v, op.out);
+    }
     require(layer_writer_[op.layer] != kNone, "layer ", op.layer, " is read before any op writes its keys and values");
     require(std::isfinite(op.scale), "scale is ", op.scale);
     require(op.window >= 0, "window is ", op.window);
