@@ -1,4 +1,4 @@
-"""Checkpoints that tests write: safetensors and GGUF files from arrays, tiny random models of transformers, the demo model as a folder."""
+"""Checkpoints that tests write: safetensors and GGUF files, tiny random models of transformers, the demo model as a folder."""
 
 import json
 from collections.abc import Callable

@@ -18,7 +18,7 @@ def ggml_type(name: str) -> gguf.GGMLQuantizationType:
 
 
 def random_blocks(name: str, rows: int, blocks: int, seed: int = 0) -> np.ndarray:
-    """Every byte random, so every code, scale and sign occurs; fp16 scales are often infinite or NaN, as damaged files have them."""
+    """Every byte random, so every code, scale and sign occurs; some fp16 scales are infinite or NaN."""
     return np.random.default_rng(seed).integers(0, 256, (rows, blocks * FORMATS[name].nbytes), dtype=np.uint8)
 
 

@@ -105,5 +105,5 @@ def test_metadata_that_is_refused(metadata: dict, message: str, tmp_path: Path) 
 def test_unknown_architecture(tmp_path: Path) -> None:
     model = tiny_model("llama", tmp_path / "folder", **SIZES)
     path = gguf_from_model(model, tmp_path / "model.gguf", architecture="rwkv")
-    with pytest.raises(ValueError, match="architecture 'rwkv' is not supported .model types: llama"):
+    with pytest.raises(ValueError, match=r"architecture 'rwkv' is not supported .model types: llama"):
         build_program(open_checkpoint(str(path)))
