@@ -1,4 +1,4 @@
-"""Checkpoints that tests write: safetensors and GGUF files from arrays, tiny random models of transformers, the demo model as a folder."""
+"""Checkpoints that tests write: safetensors and GGUF files, tiny random models of transformers, the demo model as a folder."""
 
 import json
 from collections.abc import Callable
@@ -8,13 +8,20 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
-from safetensors.numpy import save_file
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
-from transformers import Qwen3Config, Qwen3ForCausalLM
-
 from maga_transformer.checkpoint import GgufCheckpoint
 from maga_transformer.formats import read_weight
 from maga_transformer.tokenizer.gguf import GgufVocabulary, build_tokenizer
+from safetensors.numpy import save_file
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 MODELS: dict[str, tuple[type, type]] = {
     "llama": (LlamaConfig, LlamaForCausalLM),

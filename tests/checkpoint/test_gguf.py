@@ -10,13 +10,19 @@ import pytest
 from checkpoints import write_gguf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from maga_transformer.checkpoint import GgufCheckpoint, open_checkpoint
 from maga_transformer.checkpoint.gguf_file import GgufFile
 
 F32 = gguf.GGMLQuantizationType.F32
 Q4_1 = gguf.GGMLQuantizationType.Q4_1
-METADATA: dict[str, Any] = {"a.bool": True, "a.int": 7, "a.float": 0.5, "a.text": "héllo", "a.words": ["x", "yy"], "a.numbers": [1, 2, 3]}
+METADATA: dict[str, Any] = {
+    "a.bool": True,
+    "a.int": 7,
+    "a.float": 0.5,
+    "a.text": "héllo",
+    "a.words": ["x", "yy"],
+    "a.numbers": [1, 2, 3],
+}
 
 
 def small(path: Path, **more: Any) -> Path:

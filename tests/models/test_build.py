@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import edit_config, tiny_model
-from runner import Runner
-from safetensors.torch import load_file, save_file
-
 from maga_transformer import _core
 from maga_transformer.checkpoint import open_checkpoint
 from maga_transformer.models import build_program, families
+from runner import Runner
+from safetensors.torch import load_file, save_file
 
 
 def edit_tensors(folder: Path, **changes: torch.Tensor | None) -> None:
@@ -77,7 +76,10 @@ BAD_CONFIGS = {
     "vocab_size": (97, r"tensor model\.embed_tokens\.weight has shape \(96, 48\), expected \(97, 48\)"),
     "hidden_act": ("swiglu", "activation 'swiglu' is not supported .supported: silu"),
     "tie_word_embeddings": ("yes", "tie_word_embeddings is 'yes'"),
-    "rope_parameters": ({"rope_type": "spiral", "rope_theta": 1e4}, "rope type 'spiral' is not supported .supported: default, linear"),
+    "rope_parameters": (
+        {"rope_type": "spiral", "rope_theta": 1e4},
+        "rope type 'spiral' is not supported .supported: default, linear",
+    ),
     "max_position_embeddings": (True, "max_position_embeddings is True"),
     "attention_bias": (True, r"tensor model\.layers\.0\.self_attn\.q_proj\.bias is missing .expected shape .48."),
     "quantization_config": ({"quant_method": "gptq"}, "quantization_config with quant_method 'gptq' is not supported"),

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import gguf_from_model, tiny_model
-from runner import Runner
-
 from maga_transformer import _core
 from maga_transformer.checkpoint import open_checkpoint
 from maga_transformer.models import build_program
+from runner import Runner
 
 IDS = np.random.default_rng(1).integers(0, 96, 40).tolist()
 SIZES = {"hidden_size": 64, "intermediate_size": 96}  # whole blocks of 32
@@ -106,5 +105,5 @@ def test_metadata_that_is_refused(metadata: dict, message: str, tmp_path: Path) 
 def test_unknown_architecture(tmp_path: Path) -> None:
     model = tiny_model("llama", tmp_path / "folder", **SIZES)
     path = gguf_from_model(model, tmp_path / "model.gguf", architecture="rwkv")
-    with pytest.raises(ValueError, match="architecture 'rwkv' is not supported .model types: llama"):
+    with pytest.raises(ValueError, match=r"architecture 'rwkv' is not supported .model types: llama"):
         build_program(open_checkpoint(str(path)))
