@@ -80,6 +80,12 @@ class Runtime:
                 "prompt",
             )
         given, config = job.sampling, self.config
+        if job.sequences > config.max_num_seqs:
+            raise RequestError(
+                Fault.parameter,
+                f"{job.sequences} outputs of one prompt were asked for; at most {config.max_num_seqs} run at once (MAX_NUM_SEQS)",
+                "n",
+            )
         stop_strings = [*given.stop_strings, *config.stop_words_str, *config.force_stop_words_str]
         stop_words = [*given.stop_words, *config.stop_words_list, *config.force_stop_words_list]
         wanted = room if given.max_new_tokens is None else min(given.max_new_tokens, room)
