@@ -34,16 +34,16 @@ std::string concat(const Parts&... parts) {
 }  // namespace maga
 
 // MAGA_CHECK(condition, message parts...): a broken invariant. Message parts are streamed one after another.
-#define MAGA_CHECK(condition, ...)                                                                      \
-  do {                                                                                                  \
-    if (!(condition)) [[unlikely]]                                                                      \
-      throw ::maga::Error(::maga::ErrorKind::internal,                                                  \
+#define MAGA_CHECK(condition, ...)                                                                       \
+  do {                                                                                                   \
+    if (!(condition)) [[unlikely]]                                                                       \
+      throw ::maga::Error(::maga::ErrorKind::internal,                                                   \
                           ::maga::concat(__FILE__, ":", __LINE__, ": ", #condition, ": ", __VA_ARGS__)); \
   } while (false)
 
 // MAGA_REQUIRE(condition, message parts...): a caller's mistake; the message is all that the user sees.
-#define MAGA_REQUIRE(condition, ...)                                                    \
-  do {                                                                                  \
-    if (!(condition)) [[unlikely]]                                                      \
-      throw ::maga::Error(::maga::ErrorKind::invalid, ::maga::concat(__VA_ARGS__));     \
+#define MAGA_REQUIRE(condition, ...)                                                \
+  do {                                                                              \
+    if (!(condition)) [[unlikely]]                                                  \
+      throw ::maga::Error(::maga::ErrorKind::invalid, ::maga::concat(__VA_ARGS__)); \
   } while (false)

@@ -26,7 +26,8 @@ class ThreadPool {
   template <typename Body>
   void run(Body&& body) {
     using Plain = std::remove_reference_t<Body>;
-    run_erased([](void* context, int thread) { (*static_cast<Plain*>(context))(thread); }, const_cast<void*>(static_cast<const void*>(&body)));
+    run_erased([](void* context, int thread) { (*static_cast<Plain*>(context))(thread); },
+               const_cast<void*>(static_cast<const void*>(&body)));
   }
 
   // Splits [0, count) into blocks of `grain` that the threads take one after another: body(begin, end, thread).

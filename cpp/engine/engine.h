@@ -12,17 +12,17 @@
 namespace maga {
 
 struct EngineOptions {
-  int max_sequences = 64;          // running at once
-  int token_budget = 512;          // tokens a step may carry
-  int max_queue = 1024;            // requests waiting; above: BusyError
-  int64_t max_sequence_length = 0; // prompt and output together; 0: Program::max_positions
+  int max_sequences = 64;           // running at once
+  int token_budget = 512;           // tokens a step may carry
+  int max_queue = 1024;             // requests waiting; above: BusyError
+  int64_t max_sequence_length = 0;  // prompt and output together; 0: Program::max_positions
   bool prefix_cache = true;
-  std::string fault;               // MAGA_FAULT, "kind:place:count", for fault tests; "": none
+  std::string fault;  // MAGA_FAULT, "kind:place:count", for fault tests; "": none
 };
 
 struct EngineStats {
   // Gauges.
-  int64_t waiting = 0, running = 0;               // sequences
+  int64_t waiting = 0, running = 0;                                           // sequences
   int64_t pages_total = 0, pages_live = 0, pages_cached = 0, pages_free = 0;  // live + cached + free == total
   // Counters since start.
   uint64_t requests = 0, finished = 0, cancelled = 0, failed = 0, preemptions = 0;
@@ -45,7 +45,8 @@ class Engine {
 
   // Any thread. Throws Error: invalid for a bad request, busy when the queue is full or the engine is draining.
   uint64_t submit(Request request);
-  // Any thread. The request's sequences (or one of them) end with FinishReason::cancelled at the next plan; unknown ids are ignored.
+  // Any thread. The request's sequences (or one of them) end with FinishReason::cancelled at the next plan; unknown ids are
+  // ignored.
   void cancel(uint64_t request, int32_t sequence = -1);
   // Any thread. All events since the last call; never blocks. `event_fd` is readable while there are some.
   std::vector<Event> poll();

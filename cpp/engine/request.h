@@ -34,17 +34,17 @@ struct SamplingParams {
 struct Request {
   std::vector<int32_t> prompt;  // token ids, at least one
   SamplingParams params;
-  int sequences = 1;            // outputs wanted; they share the prompt's pages
-  int priority = 0;             // lower runs first
-  double timeout_seconds = 0;   // from submission; 0: none
-  std::string cache_salt;       // requests with different salts never share cached pages
+  int sequences = 1;           // outputs wanted; they share the prompt's pages
+  int priority = 0;            // lower runs first
+  double timeout_seconds = 0;  // from submission; 0: none
+  std::string cache_salt;      // requests with different salts never share cached pages
 };
 
 enum class FinishReason : uint8_t { none, stop, length, cancelled, timeout, error };
 
 struct TokenLogprobs {
-  float logprob = 0;                            // of the token that was chosen, from the unmodified logits
-  std::vector<std::pair<int32_t, float>> top;   // the most likely tokens, best first
+  float logprob = 0;                           // of the token that was chosen, from the unmodified logits
+  std::vector<std::pair<int32_t, float>> top;  // the most likely tokens, best first
 };
 
 // News of one sequence: what was generated since the last event, and how it ended, if it did.
@@ -54,17 +54,17 @@ struct Event {
   std::vector<int32_t> tokens;
   std::vector<TokenLogprobs> logprobs;  // as many as tokens, if asked for
   FinishReason finish = FinishReason::none;
-  int32_t stop_token = -1;       // the stop token that ended the output; it is the last of `tokens`
-  int32_t stop_word = -1;        // index into stop_words that ended it; its ids end the output
-  int32_t stop_string = -1;      // index into stop_strings that ended it; the text ends inside the last token
-  std::string error;             // for FinishReason::error
+  int32_t stop_token = -1;   // the stop token that ended the output; it is the last of `tokens`
+  int32_t stop_word = -1;    // index into stop_words that ended it; its ids end the output
+  int32_t stop_string = -1;  // index into stop_strings that ended it; the text ends inside the last token
+  std::string error;         // for FinishReason::error
   // Figures of the sequence so far.
   int64_t prompt_tokens = 0;
-  int64_t cached_tokens = 0;     // prompt tokens found in the prefix cache
+  int64_t cached_tokens = 0;  // prompt tokens found in the prefix cache
   int64_t output_tokens = 0;
-  int64_t steps = 0;             // engine steps it took part in
-  double cumulative_logprob = 0; // of the chosen tokens
-  double wait_seconds = 0;       // in the queue
+  int64_t steps = 0;               // engine steps it took part in
+  double cumulative_logprob = 0;   // of the chosen tokens
+  double wait_seconds = 0;         // in the queue
   double first_token_seconds = 0;  // from submission
   double total_seconds = 0;        // from submission
 };

@@ -27,9 +27,9 @@ struct WeightSpec {
 // Rotation frequencies, shared by the layers that use them.
 struct RopeTable {
   int64_t rotary_dim = 0;
-  bool interleaved = false;      // pairs (2j, 2j+1) instead of (j, j + rotary_dim / 2)
-  std::vector<float> inv_freq;   // (rotary_dim / 2)
-  float multiplier = 1;          // on cos and sin (yarn)
+  bool interleaved = false;     // pairs (2j, 2j+1) instead of (j, j + rotary_dim / 2)
+  std::vector<float> inv_freq;  // (rotary_dim / 2)
+  float multiplier = 1;         // on cos and sin (yarn)
   // Dynamic NTK: for lengths above `max_positions` the base grows with the length. factor 0: off.
   float theta = 0, dynamic_factor = 0;
   int64_t max_positions = 0;

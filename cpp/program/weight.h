@@ -14,12 +14,12 @@ struct Dense {
 
 // values[r, c] = scale[r, c / group] * (codes[r, c] - zero) + offset[r, c / group]
 struct Affine {
-  Tensor codes;    // (rows, cols) u8, each below 2^bits
-  int bits = 0;    // 1 to 8
+  Tensor codes;       // (rows, cols) u8, each below 2^bits
+  int bits = 0;       // 1 to 8
   int64_t group = 0;  // columns that share a scale; divides cols
-  Tensor scale;    // (rows, cols / group) fp32
-  Tensor offset;   // the same shape, fp32; empty: none
-  int zero = 0;    // one for the whole tensor: 8 for a symmetric 4-bit code, 128 for int8 stored as u8
+  Tensor scale;       // (rows, cols / group) fp32
+  Tensor offset;      // the same shape, fp32; empty: none
+  int zero = 0;       // one for the whole tensor: 8 for a symmetric 4-bit code, 128 for int8 stored as u8
 };
 
 using Canonical = std::variant<Dense, Affine>;

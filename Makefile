@@ -1,0 +1,51 @@
+# `make demo` answers a prompt with a real model; `make test` runs every check that CI runs.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+SOURCES := $(wildcard cpp/*/*.h cpp/*/*.cpp cpp/*/*/*.h cpp/*/*/*.cpp cpp/*/*/*.inl)
+
+.PHONY: demo test install check lint format bench clean
+
+demo: install
+	@$(BIN)/pip install --quiet --no-build-isolation ".[demo]"
+	$(BIN)/python -m maga_transformer.demo
+
+test: install
+	@echo "== installing the test and lint tools into $(VENV)"
+	@$(BIN)/pip install --quiet --no-build-isolation ".[test,demo,lint]"
+	@$(MAKE) --no-print-directory lint
+	@echo "== tests"
+	$(BIN)/python -m pytest tests
+
+# The build tools live in the environment and the build folder is kept, so a rebuild after one edit takes seconds.
+install: check
+	@test -x $(BIN)/python || { echo "== creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@$(BIN)/pip install --quiet --disable-pip-version-check "scikit-build-core>=0.11,<2" "pybind11>=3,<4" "cmake>=3.24,<5" "ninja>=1.11,<2"
+	@echo "== building and installing maga_transformer into $(VENV)"
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation .
+
+check:
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 10) <= v else f"Python 3.10 or newer is needed; {sys.executable} is {v[0]}.{v[1]}")'
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "Python's venv module is missing: apt-get install python3-venv"; exit 1; }
+	@command -v $${CXX:-g++} >/dev/null || { echo "No C++ compiler: apt-get install g++ (12 or newer), or set CXX"; exit 1; }
+	@echo 'static_assert(__GNUC__ >= 12 || __clang_major__ >= 15, "too old");' | $${CXX:-g++} -std=c++20 -fsyntax-only -xc++ - 2>/dev/null \
+	  || { echo "The C++ compiler $${CXX:-g++} is too old: g++ 12 or newer, or clang 15 or newer, is needed"; exit 1; }
+
+lint:
+	@echo "== ruff, mypy, clang-format"
+	@$(BIN)/ruff check python tests benchmarks
+	@$(BIN)/ruff format --check --quiet python tests benchmarks || { echo "Python is not formatted: make format"; exit 1; }
+	@$(BIN)/mypy --python-executable $(BIN)/python
+	@$(BIN)/clang-format --dry-run --Werror $(SOURCES)
+
+format:
+	$(BIN)/ruff check --fix-only --quiet python tests benchmarks
+	$(BIN)/ruff format python tests benchmarks
+	$(BIN)/clang-format -i $(SOURCES)
+
+bench: install
+	@$(BIN)/pip install --quiet ".[demo]"
+	$(BIN)/python benchmarks/engine.py
+
+clean:
+	rm -rf build build-* $(VENV)

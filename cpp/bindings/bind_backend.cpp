@@ -1,0 +1,142 @@
+// Python's view of cpp/backends: packing weights, loading a program, running a step by hand (tests and benchmarks).
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <optional>
+
+#include "backends/backend.h"
+#include "bindings/bind.h"
+
+namespace py = pybind11;
+
+namespace maga {
+namespace {
+
+using FloatRows = py::array_t<float, py::array::c_style | py::array::forcecast>;
+using Ids = std::vector<int32_t>;
+
+// A tensor over a numpy array's memory. It keeps the array alive and lets go of it under the GIL, on whatever thread.
+Tensor view_of(const py::array& array, DType dtype, std::string_view name, std::string_view part) {
+  MAGA_REQUIRE(array.itemsize() == size_of(dtype), name, ": ", part, " has ", array.itemsize(), "-byte elements, expected ",
+               name_of(dtype));
+  MAGA_REQUIRE(py::array::ensure(array, py::array::c_style).is(array), name, ": ", part, " is not contiguous");
+  Tensor tensor{.data = static_cast<const std::byte*>(array.data()), .dtype = dtype, .shape = {}, .owner = nullptr};
+  for (py::ssize_t i = 0; i < array.ndim(); ++i) tensor.shape.push_back(array.shape(i));
+  auto* held = new py::object(array);
+  tensor.owner = std::shared_ptr<const void>(held, [](py::object* object) {
+    py::gil_scoped_acquire gil;
+    delete object;
+  });
+  return tensor;
+}
+
+std::shared_ptr<const Weight> pack_released(Backend& backend, const WeightSpec& spec, const Canonical& weight) {
+  py::gil_scoped_release release;
+  return backend.pack(spec, weight);
+}
+
+void bind_executable(py::module_& m) {
+  py::class_<Executable, py::smart_holder>(m, "Executable")
+      .def(
+          "run",
+          [](Executable& e, const Ids& ids, const Ids& positions, const Ids& sequence_start, const Ids& kv_length,
+             const Ids& page_start, const Ids& pages, const Ids& logit_rows, const std::optional<Ids>& prompt_length) {
+            const Step step{.ids = ids,
+                            .positions = positions,
+                            .sequence_start = sequence_start,
+                            .kv_length = kv_length,
+                            .prompt_length = prompt_length ? *prompt_length : kv_length,
+                            .page_start = page_start,
+                            .pages = pages,
+                            .logit_rows = logit_rows};
+            py::gil_scoped_release release;
+            e.run(step);
+          },
+          py::kw_only(), py::arg("ids"), py::arg("positions"), py::arg("sequence_start"), py::arg("kv_length"),
+          py::arg("page_start"), py::arg("pages"), py::arg("logit_rows"), py::arg("prompt_length") = py::none())
+      .def("logits",
+           [](Executable& e) {
+             const auto logits = e.logits();
+             const int64_t vocab = e.program().vocab;
+             return py::array_t<float>({static_cast<int64_t>(logits.size()) / vocab, vocab}, logits.data());
+           })
+      .def("copy_page", &Executable::copy_page, py::arg("source"), py::arg("target"))
+      .def(
+          "write_value",
+          [](Executable& e, ValueId value, const FloatRows& rows) {
+            e.write_value(value, {rows.data(), static_cast<size_t>(rows.size())});
+          },
+          py::arg("value"), py::arg("rows"))
+      .def(
+          "read_value",
+          [](Executable& e, ValueId value, int64_t rows) {
+            const std::vector<float> data = e.read_value(value, rows);
+            return py::array_t<float>({rows, rows ? static_cast<int64_t>(data.size()) / rows : 0}, data.data());
+          },
+          py::arg("value"), py::arg("rows"))
+      .def_property_readonly("program", [](const Executable& e) { return e.program(); })
+      .def_property_readonly("buffer_bytes", &Executable::buffer_bytes);
+}
+
+}  // namespace
+
+DType parse_dtype(const std::string& text);
+
+void bind_backend(py::module_& m) {
+  py::class_<Weight, std::shared_ptr<Weight>>(m, "Weight").def_property_readonly("bytes", &Weight::bytes);
+  bind_executable(m);
+
+  py::class_<Backend, std::shared_ptr<Backend>>(m, "Backend")
+      .def("describe", &Backend::describe)
+      .def(
+          "pack_dense",
+          [](Backend& b, const std::string& name, std::vector<int64_t> shape, const py::array& values, const std::string& dtype) {
+            const Dense dense{view_of(values, parse_dtype(dtype), name, "values")};
+            return std::const_pointer_cast<Weight>(pack_released(b, {name, {}, std::move(shape)}, dense));
+          },
+          py::arg("name"), py::arg("shape"), py::arg("values"), py::arg("dtype"))
+      .def(
+          "pack_affine",
+          [](Backend& b, const std::string& name, std::vector<int64_t> shape, const py::array& codes, int bits, int64_t group,
+             const py::array& scale, const std::optional<py::array>& offset, int zero) {
+            Affine affine{.codes = view_of(codes, DType::u8, name, "codes"),
+                          .bits = bits,
+                          .group = group,
+                          .scale = view_of(scale, DType::f32, name, "scale"),
+                          .offset = {},
+                          .zero = zero};
+            if (offset) affine.offset = view_of(*offset, DType::f32, name, "offset");
+            return std::const_pointer_cast<Weight>(pack_released(b, {name, {}, std::move(shape)}, affine));
+          },
+          py::arg("name"), py::arg("shape"), py::arg("codes"), py::kw_only(), py::arg("bits"), py::arg("group"), py::arg("scale"),
+          py::arg("offset"), py::arg("zero"))
+      .def(
+          "load",
+          [](Backend& b, const Program& program, const std::vector<std::shared_ptr<Weight>>& weights, int64_t tokens,
+             int64_t sequences, int64_t logit_rows, int64_t pages, int64_t page_tokens, const std::string& kv_dtype) {
+            return b.load(program, {weights.begin(), weights.end()},
+                          {.tokens = tokens,
+                           .sequences = sequences,
+                           .logit_rows = logit_rows,
+                           .pages = pages,
+                           .page_tokens = page_tokens,
+                           .kv_dtype = parse_dtype(kv_dtype)});
+          },
+          py::arg("program"), py::arg("weights"), py::kw_only(), py::arg("tokens"), py::arg("sequences"), py::arg("logit_rows"),
+          py::arg("pages"), py::arg("page_tokens"), py::arg("kv_dtype"))
+      .def("fused_ops", [](const Backend& b) {
+        const FusedOps fused = b.fused_ops();
+        return py::dict(py::arg("linear_residual") = fused.linear_residual, py::arg("gated_linear") = fused.gated_linear,
+                        py::arg("prepare_qkv") = fused.prepare_qkv);
+      });
+
+  m.def(
+      "cpu_backend",
+      [](int threads, bool quantize_activations, std::string isa) {
+        return make_cpu_backend({.threads = threads, .quantize_activations = quantize_activations, .isa = std::move(isa)});
+      },
+      py::arg("threads") = 0, py::arg("quantize_activations") = true, py::arg("isa") = "");
+  m.def("reference_backend", &make_reference_backend);
+}
+
+}  // namespace maga

@@ -1,0 +1,307 @@
+// Python's view of cpp/program: a Program that is built op by op, and the passes over it.
+#include <pybind11/stl.h>
+
+#include <optional>
+#include <span>
+
+#include "backends/backend.h"
+#include "bindings/bind.h"
+#include "program/cost.h"
+#include "program/fuse.h"
+#include "program/program.h"
+
+namespace py = pybind11;
+
+namespace maga {
+namespace {
+
+template <typename Enum>
+using Names = std::span<const std::pair<std::string_view, Enum>>;
+
+template <typename Enum>
+Enum parse(std::string_view what, const std::string& text, Names<Enum> names) {
+  std::string valid;
+  for (const auto& [name, value] : names) {
+    if (name == text) return value;
+    valid += (valid.empty() ? "" : ", ") + std::string(name);
+  }
+  throw Error(ErrorKind::invalid, concat("unknown ", what, " '", text, "': valid are ", valid));
+}
+
+constexpr std::pair<std::string_view, NormKind> kNormKinds[] = {{"rms", NormKind::rms}, {"layer", NormKind::layer}};
+constexpr std::pair<std::string_view, ActivationKind> kActivations[] = {{"silu", ActivationKind::silu},
+                                                                        {"gelu", ActivationKind::gelu},
+                                                                        {"gelu_tanh", ActivationKind::gelu_tanh},
+                                                                        {"relu", ActivationKind::relu}};
+constexpr std::pair<std::string_view, Rows> kRows[] = {{"tokens", Rows::tokens}, {"logits", Rows::logits}};
+
+template <typename Enum>
+std::string name_in(Enum value, Names<Enum> names) {
+  for (const auto& [name, candidate] : names)
+    if (candidate == value) return std::string(name);
+  return "?";
+}
+
+View add_value(Program& p, const std::string& name, int64_t width, Rows rows) {
+  MAGA_REQUIRE(width > 0, "value '", name, "' has width ", width);
+  p.values.push_back({name, width, rows});
+  return {static_cast<ValueId>(p.values.size() - 1), 0, width};
+}
+
+py::object view(const View& v) { return v ? py::object(py::make_tuple(v.value, v.offset, v.width)) : py::none(); }
+
+// Every field of an op under its C++ name.
+struct Describe {
+  py::dict operator()(const Embed& o) const {
+    return py::dict(py::arg("out") = view(o.out), py::arg("table") = o.table, py::arg("scale") = o.scale);
+  }
+  py::dict operator()(const Norm& o) const {
+    return py::dict(py::arg("out") = view(o.out), py::arg("in") = view(o.in), py::arg("weight") = o.weight,
+                    py::arg("bias") = o.bias, py::arg("kind") = name_in<NormKind>(o.kind, kNormKinds), py::arg("eps") = o.eps,
+                    py::arg("weight_offset") = o.weight_offset, py::arg("group") = o.group);
+  }
+  py::dict operator()(const Linear& o) const {
+    return py::dict(py::arg("out") = view(o.out), py::arg("in") = view(o.in), py::arg("weight") = o.weight,
+                    py::arg("bias") = o.bias, py::arg("residual") = view(o.residual));
+  }
+  py::dict operator()(const Rope& o) const {
+    return py::dict(py::arg("x") = view(o.x), py::arg("head_dim") = o.head_dim, py::arg("table") = o.table);
+  }
+  py::dict operator()(const Attention& o) const {
+    return py::dict(py::arg("out") = view(o.out), py::arg("q") = view(o.q), py::arg("k") = view(o.k), py::arg("v") = view(o.v),
+                    py::arg("layer") = o.layer, py::arg("heads") = o.heads, py::arg("kv_heads") = o.kv_heads,
+                    py::arg("head_dim") = o.head_dim, py::arg("scale") = o.scale, py::arg("window") = o.window);
+  }
+  py::dict operator()(const Activation& o) const {
+    return py::dict(py::arg("out") = view(o.out), py::arg("gate") = view(o.gate), py::arg("up") = view(o.up),
+                    py::arg("kind") = name_in<ActivationKind>(o.kind, kActivations));
+  }
+  py::dict operator()(const Add& o) const {
+    return py::dict(py::arg("out") = view(o.out), py::arg("a") = view(o.a), py::arg("b") = view(o.b));
+  }
+  py::dict operator()(const Select& o) const { return py::dict(py::arg("out") = view(o.out), py::arg("in") = view(o.in)); }
+  py::dict operator()(const GatedLinear& o) const {
+    return py::dict(py::arg("out") = view(o.out), py::arg("in") = view(o.in), py::arg("weight") = o.weight,
+                    py::arg("bias") = o.bias, py::arg("kind") = name_in<ActivationKind>(o.kind, kActivations));
+  }
+  py::dict operator()(const PrepareQkv& o) const {
+    return py::dict(py::arg("q") = view(o.q), py::arg("k") = view(o.k), py::arg("v") = view(o.v), py::arg("q_norm") = o.q_norm,
+                    py::arg("k_norm") = o.k_norm, py::arg("eps") = o.eps, py::arg("weight_offset") = o.weight_offset,
+                    py::arg("rope_table") = o.rope_table, py::arg("layer") = o.layer, py::arg("heads") = o.heads,
+                    py::arg("kv_heads") = o.kv_heads, py::arg("head_dim") = o.head_dim);
+  }
+};
+
+void bind_ops(py::class_<Program>& program) {
+  const auto none = py::none();
+  program
+      .def(
+          "embed", [](Program& p, View out, WeightId table, float scale) { p.ops.push_back(Embed{out, table, scale}); },
+          py::arg("out"), py::arg("table"), py::arg("scale") = 1.0f)
+      .def(
+          "norm",
+          [](Program& p, View out, View in, WeightId weight, WeightId bias, const std::string& kind, float eps, int64_t group,
+             float weight_offset) {
+            p.ops.push_back(Norm{.out = out,
+                                 .in = in,
+                                 .weight = weight,
+                                 .bias = bias,
+                                 .kind = parse<NormKind>("norm", kind, kNormKinds),
+                                 .eps = eps,
+                                 .weight_offset = weight_offset,
+                                 .group = group});
+          },
+          py::arg("out"), py::arg("in_"), py::kw_only(), py::arg("weight"), py::arg("bias") = kNone, py::arg("kind"),
+          py::arg("eps"), py::arg("group"), py::arg("weight_offset") = 0.0f)
+      .def(
+          "linear",
+          [](Program& p, View out, View in, WeightId weight, WeightId bias, std::optional<View> residual) {
+            p.ops.push_back(Linear{.out = out, .in = in, .weight = weight, .bias = bias, .residual = residual.value_or(View{})});
+          },
+          py::arg("out"), py::arg("in_"), py::kw_only(), py::arg("weight"), py::arg("bias") = kNone, py::arg("residual") = none)
+      .def(
+          "rope", [](Program& p, View x, int64_t head_dim, int32_t table) { p.ops.push_back(Rope{x, head_dim, table}); },
+          py::arg("x"), py::kw_only(), py::arg("head_dim"), py::arg("table"))
+      .def(
+          "attention",
+          [](Program& p, View out, View q, std::optional<View> k, std::optional<View> v, int32_t layer, int64_t heads,
+             int64_t kv_heads, int64_t head_dim, float scale, int64_t window) {
+            p.ops.push_back(Attention{.out = out,
+                                      .q = q,
+                                      .k = k.value_or(View{}),
+                                      .v = v.value_or(View{}),
+                                      .layer = layer,
+                                      .heads = heads,
+                                      .kv_heads = kv_heads,
+                                      .head_dim = head_dim,
+                                      .scale = scale,
+                                      .window = window});
+          },
+          py::arg("out"), py::arg("q"), py::arg("k"), py::arg("v"), py::kw_only(), py::arg("layer"), py::arg("heads"),
+          py::arg("kv_heads"), py::arg("head_dim"), py::arg("scale"), py::arg("window") = 0)
+      .def(
+          "activation",
+          [](Program& p, View out, View gate, std::optional<View> up, const std::string& kind) {
+            p.ops.push_back(Activation{out, gate, up.value_or(View{}), parse<ActivationKind>("activation", kind, kActivations)});
+          },
+          py::arg("out"), py::arg("gate"), py::arg("up"), py::kw_only(), py::arg("kind"))
+      .def(
+          "add", [](Program& p, View out, View a, View b) { p.ops.push_back(Add{out, a, b}); }, py::arg("out"), py::arg("a"),
+          py::arg("b"))
+      .def(
+          "select", [](Program& p, View out, View in) { p.ops.push_back(Select{out, in}); }, py::arg("out"), py::arg("in_"))
+      .def(
+          "gated_linear",
+          [](Program& p, View out, View in, WeightId weight, WeightId bias, const std::string& kind) {
+            p.ops.push_back(GatedLinear{out, in, weight, bias, parse<ActivationKind>("activation", kind, kActivations)});
+          },
+          py::arg("out"), py::arg("in_"), py::kw_only(), py::arg("weight"), py::arg("bias") = kNone, py::arg("kind"))
+      .def(
+          "prepare_qkv",
+          [](Program& p, View q, View k, View v, WeightId q_norm, WeightId k_norm, float eps, float weight_offset,
+             int32_t rope_table, int32_t layer, int64_t heads, int64_t kv_heads, int64_t head_dim) {
+            p.ops.push_back(PrepareQkv{.q = q,
+                                       .k = k,
+                                       .v = v,
+                                       .q_norm = q_norm,
+                                       .k_norm = k_norm,
+                                       .eps = eps,
+                                       .weight_offset = weight_offset,
+                                       .rope_table = rope_table,
+                                       .layer = layer,
+                                       .heads = heads,
+                                       .kv_heads = kv_heads,
+                                       .head_dim = head_dim});
+          },
+          py::arg("q"), py::arg("k"), py::arg("v"), py::kw_only(), py::arg("q_norm") = kNone, py::arg("k_norm") = kNone,
+          py::arg("eps") = 0.0f, py::arg("weight_offset") = 0.0f, py::arg("rope_table") = kNone, py::arg("layer"), py::arg("heads"),
+          py::arg("kv_heads"), py::arg("head_dim"));
+}
+
+}  // namespace
+
+DType parse_dtype(const std::string& text) {
+  static constexpr std::pair<std::string_view, DType> kFloatTypes[] = {
+      {"fp32", DType::f32}, {"fp16", DType::f16}, {"bf16", DType::bf16}};
+  return parse<DType>("dtype", text, kFloatTypes);
+}
+
+void bind_program(py::module_& m) {
+  py::class_<View>(m, "View")
+      .def(py::init([](ValueId value, int64_t offset, int64_t width) { return View{value, offset, width}; }), py::arg("value"),
+           py::arg("offset"), py::arg("width"))
+      .def_readonly("value", &View::value)
+      .def_readonly("offset", &View::offset)
+      .def_readonly("width", &View::width)
+      .def("__repr__", [](const View& v) { return concat("View(", v.value, ", ", v.offset, ", ", v.width, ")"); });
+
+  py::class_<Program> program(m, "Program");
+  program.def(py::init<>())
+      .def_readwrite("family", &Program::family)
+      .def_readwrite("vocab", &Program::vocab)
+      .def_readwrite("max_positions", &Program::max_positions)
+      .def_readwrite("logits", &Program::logits)
+      .def(
+          "value",
+          [](Program& p, const std::string& name, int64_t width, const std::string& rows) {
+            return add_value(p, name, width, parse<Rows>("rows", rows, kRows));
+          },
+          py::arg("name"), py::arg("width"), py::arg("rows") = "tokens")
+      .def(
+          "input",
+          [](Program& p, const std::string& name, int64_t width) {
+            const View v = add_value(p, name, width, Rows::tokens);
+            p.inputs.push_back(v.value);
+            return v;
+          },
+          py::arg("name"), py::arg("width"))
+      .def(
+          "output", [](Program& p, View v) { p.outputs.push_back(v.value); }, py::arg("view"))
+      .def(
+          "weight",
+          [](Program& p, std::string name, std::vector<std::string> sources, std::vector<int64_t> shape) {
+            p.weights.push_back({std::move(name), std::move(sources), std::move(shape)});
+            return static_cast<WeightId>(p.weights.size() - 1);
+          },
+          py::arg("name"), py::arg("sources"), py::arg("shape"))
+      .def(
+          "rope_table",
+          [](Program& p, int64_t rotary_dim, std::vector<float> inv_freq, bool interleaved, float multiplier, float theta,
+             float dynamic_factor, int64_t max_positions) {
+            p.rope_tables.push_back({.rotary_dim = rotary_dim,
+                                     .interleaved = interleaved,
+                                     .inv_freq = std::move(inv_freq),
+                                     .multiplier = multiplier,
+                                     .theta = theta,
+                                     .dynamic_factor = dynamic_factor,
+                                     .max_positions = max_positions});
+            return static_cast<int32_t>(p.rope_tables.size() - 1);
+          },
+          py::arg("rotary_dim"), py::arg("inv_freq"), py::kw_only(), py::arg("interleaved") = false, py::arg("multiplier") = 1.0f,
+          py::arg("theta") = 0.0f, py::arg("dynamic_factor") = 0.0f, py::arg("max_positions") = 0)
+      .def(
+          "cache_layer",
+          [](Program& p, int64_t kv_heads, int64_t head_dim, int64_t v_dim) {
+            p.cache_layers.push_back({kv_heads, head_dim, v_dim});
+            return static_cast<int32_t>(p.cache_layers.size() - 1);
+          },
+          py::arg("kv_heads"), py::arg("head_dim"), py::arg("v_dim"))
+      .def("validate", &Program::validate)
+      .def_property_readonly("weights",
+                             [](const Program& p) {
+                               py::list out;
+                               for (const WeightSpec& w : p.weights) out.append(py::make_tuple(w.name, w.sources, w.shape));
+                               return out;
+                             })
+      .def_property_readonly("values",
+                             [](const Program& p) {
+                               py::list out;
+                               for (const Value& v : p.values)
+                                 out.append(py::make_tuple(v.name, v.width, name_in<Rows>(v.rows, kRows)));
+                               return out;
+                             })
+      .def_property_readonly("cache_layers",
+                             [](const Program& p) {
+                               py::list out;
+                               for (const CacheLayer& l : p.cache_layers)
+                                 out.append(py::make_tuple(l.kv_heads, l.head_dim, l.v_dim));
+                               return out;
+                             })
+      .def_property_readonly("ops",
+                             [](const Program& p) {
+                               py::list out;
+                               for (const Op& op : p.ops) {
+                                 py::dict entry(py::arg("op") = std::string(name_of(op)));
+                                 entry.attr("update")(std::visit(Describe{}, op));
+                                 out.append(entry);
+                               }
+                               return out;
+                             })
+      .def(
+          "page_bytes",
+          [](const Program& p, int64_t page_tokens, const std::string& kv_dtype) {
+            return page_bytes(p, page_tokens, parse_dtype(kv_dtype));
+          },
+          py::arg("page_tokens"), py::arg("kv_dtype"));
+  bind_ops(program);
+
+  m.def(
+      "fuse",
+      [](const Program& p, bool linear_residual, bool gated_linear, bool prepare_qkv) {
+        return fuse(p, {.linear_residual = linear_residual, .gated_linear = gated_linear, .prepare_qkv = prepare_qkv});
+      },
+      py::arg("program"), py::kw_only(), py::arg("linear_residual"), py::arg("gated_linear"), py::arg("prepare_qkv"));
+  m.def(
+      "cost",
+      [](const Program& p, int64_t sequences, int64_t tokens_per_sequence, int64_t context, int64_t logit_rows,
+         int64_t kv_element_bytes, const std::vector<double>& weight_bytes) {
+        py::list out;
+        for (const OpCost& c : cost(p, {sequences, tokens_per_sequence, context, logit_rows, kv_element_bytes}, weight_bytes))
+          out.append(py::make_tuple(c.flops, c.weight_bytes, c.kv_bytes));
+        return out;
+      },
+      py::arg("program"), py::kw_only(), py::arg("sequences"), py::arg("tokens_per_sequence"), py::arg("context"),
+      py::arg("logit_rows"), py::arg("kv_element_bytes"), py::arg("weight_bytes"));
+}
+
+}  // namespace maga
