@@ -1,0 +1,238 @@
+// See ops.h. Each function states one op; fused ops are stated as the plain ops that they stand for, on copies.
+#include "backends/reference/ops.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "program/access.h"
+
+namespace maga::reference {
+namespace {
+
+// A value of its own, for what a fused op does not keep.
+struct Scratch {
+  std::vector<double> elements;
+  Columns columns;
+
+  Scratch(int64_t rows, int64_t width) : elements(rows * width), columns{elements.data(), width, width} {}
+  Scratch(int64_t rows, const Columns& source) : Scratch(rows, source.width) {
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t c = 0; c < source.width; ++c) columns.at(r, c) = source.at(r, c);
+  }
+};
+
+// Where the step's tokens are: token t of sequence s is entry `index` of its keys and values.
+template <typename Body>
+void for_each_token(const Step& step, Body&& body) {
+  for (int64_t s = 0; s < step.sequences(); ++s) {
+    const int64_t begin = step.sequence_start[s], end = step.sequence_start[s + 1];
+    for (int64_t t = begin; t < end; ++t) body(s, t, step.kv_length[s] - (end - t));
+  }
+}
+
+struct Slot {
+  int32_t page;
+  int64_t slot;
+};
+
+Slot slot_of(const Step& step, int64_t sequence, int64_t index, int64_t page_tokens) {
+  return {step.pages[step.page_start[sequence] + index / page_tokens], index % page_tokens};
+}
+
+// --- plain ops over rows ---
+
+void linear(int64_t rows, Columns out, Columns in, const DoubleWeight& weight, const DoubleWeight* bias) {
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t o = 0; o < out.width; ++o) {
+      double sum = bias ? bias->at(0, o) : 0;
+      for (int64_t i = 0; i < in.width; ++i) sum += in.at(r, i) * weight.at(o, i);
+      out.at(r, o) = sum;
+    }
+}
+
+struct NormOptions {
+  NormKind kind;
+  int64_t group;
+  double eps, weight_offset;
+};
+
+void norm(int64_t rows, Columns out, Columns in, const DoubleWeight* weight, const DoubleWeight* bias, const NormOptions& options) {
+  const int64_t n = options.group;
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t g = 0; g < in.width; g += n) {
+      double mean = 0;
+      if (options.kind == NormKind::layer) {
+        for (int64_t i = 0; i < n; ++i) mean += in.at(r, g + i);
+        mean /= static_cast<double>(n);
+      }
+      double squares = 0;
+      for (int64_t i = 0; i < n; ++i) squares += (in.at(r, g + i) - mean) * (in.at(r, g + i) - mean);
+      const double inverse = 1 / std::sqrt(squares / static_cast<double>(n) + options.eps);
+      for (int64_t i = 0; i < n; ++i) {
+        double y = (in.at(r, g + i) - mean) * inverse;
+        if (weight) y *= weight->at(0, i) + options.weight_offset;
+        if (bias) y += bias->at(0, i);
+        out.at(r, g + i) = y;
+      }
+    }
+}
+
+// The frequency of pair `i` for a sequence of `length` tokens. Dynamic NTK (the "dynamic" rope scaling of transformers) grows
+// the base once the length passes max_positions; like the frequencies of the table, the result is kept in fp32.
+double frequency(const RopeTable& table, int64_t i, int64_t length) {
+  if (table.dynamic_factor == 0 || length <= table.max_positions) return table.inv_freq[i];
+  const double r = static_cast<double>(table.rotary_dim);
+  const double factor = table.dynamic_factor;
+  const double stretch = factor * static_cast<double>(length) / static_cast<double>(table.max_positions) - (factor - 1);
+  const double base = table.theta * std::pow(stretch, r / (r - 2));
+  return static_cast<float>(std::pow(base, -2.0 * static_cast<double>(i) / r));
+}
+
+void rope(Columns x, int64_t head_dim, const RopeTable& table, const Step& step) {
+  const int64_t half = table.rotary_dim / 2;
+  for_each_token(step, [&](int64_t s, int64_t t, int64_t) {
+    const int64_t position = step.positions[t];
+    const int64_t length = std::max<int64_t>(step.prompt_length.empty() ? 0 : step.prompt_length[s], position + 1);
+    for (int64_t i = 0; i < half; ++i) {
+      const double angle = static_cast<double>(position) * frequency(table, i, length);
+      const double cosine = std::cos(angle) * table.multiplier, sine = std::sin(angle) * table.multiplier;
+      for (int64_t head = 0; head < x.width; head += head_dim) {
+        double& first = x.at(t, head + (table.interleaved ? 2 * i : i));
+        double& second = x.at(t, head + (table.interleaved ? 2 * i + 1 : i + half));
+        const double a = first, b = second;
+        first = a * cosine - b * sine;
+        second = b * cosine + a * sine;
+      }
+    }
+  });
+}
+
+void write_pages(LayerPages& layer, Columns k, Columns v, const Step& step) {
+  for_each_token(step, [&](int64_t s, int64_t t, int64_t index) {
+    const auto [page, slot] = slot_of(step, s, index, layer.page_tokens);
+    for (int64_t c = 0; c < k.width; ++c) layer.key(page, slot)[c] = k.at(t, c);
+    for (int64_t c = 0; c < v.width; ++c) layer.value(page, slot)[c] = v.at(t, c);
+  });
+}
+
+void attend(LayerPages& layer, const Attention& op, Columns out, Columns q, const Step& step) {
+  const int64_t head_dim = layer.shape.head_dim, v_dim = layer.shape.v_dim;
+  std::vector<double> weights;
+  for_each_token(step, [&](int64_t s, int64_t t, int64_t index) {
+    const int64_t first = op.window == 0 ? 0 : std::max<int64_t>(0, index - op.window + 1);
+    for (int64_t head = 0; head < op.heads; ++head) {
+      const int64_t kv_head = head / (op.heads / op.kv_heads);
+      weights.clear();
+      for (int64_t j = first; j <= index; ++j) {
+        const auto [page, slot] = slot_of(step, s, j, layer.page_tokens);
+        const double* key = layer.key(page, slot) + kv_head * head_dim;
+        double score = 0;
+        for (int64_t c = 0; c < head_dim; ++c) score += q.at(t, head * head_dim + c) * key[c];
+        weights.push_back(score * op.scale);
+      }
+      const double largest = *std::max_element(weights.begin(), weights.end());
+      double sum = 0;
+      for (double& weight : weights) sum += weight = std::exp(weight - largest);
+      for (int64_t c = 0; c < v_dim; ++c) out.at(t, head * v_dim + c) = 0;
+      for (int64_t j = first; j <= index; ++j) {
+        const auto [page, slot] = slot_of(step, s, j, layer.page_tokens);
+        const double* value = layer.value(page, slot) + kv_head * v_dim;
+        for (int64_t c = 0; c < v_dim; ++c) out.at(t, head * v_dim + c) += weights[j - first] / sum * value[c];
+      }
+    }
+  });
+}
+
+double activate(ActivationKind kind, double x) {
+  switch (kind) {
+    case ActivationKind::silu: return x / (1 + std::exp(-x));
+    case ActivationKind::gelu: return 0.5 * x * (1 + std::erf(x / std::numbers::sqrt2));
+    case ActivationKind::gelu_tanh: return 0.5 * x * (1 + std::tanh(std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x)));
+    case ActivationKind::relu: return x < 0 ? 0 : x;  // NaN stays NaN
+  }
+  return x;
+}
+
+void activation(int64_t rows, Columns out, Columns gate, const Columns* up, ActivationKind kind) {
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t c = 0; c < out.width; ++c) out.at(r, c) = activate(kind, gate.at(r, c)) * (up ? up->at(r, c) : 1);
+}
+
+void add(int64_t rows, Columns out, Columns a, Columns b) {
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t c = 0; c < out.width; ++c) out.at(r, c) = a.at(r, c) + b.at(r, c);
+}
+
+// --- ops of the program ---
+
+struct Runner {
+  Machine& m;
+  const Step& step;
+  int64_t rows;  // of the op's output
+
+  void operator()(const Embed& op) const {
+    const Columns out = m.columns(op.out);
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t c = 0; c < out.width; ++c) out.at(r, c) = m.weight(op.table)->at(step.ids[r], c) * op.scale;
+  }
+
+  void operator()(const Norm& op) const {
+    norm(rows, m.columns(op.out), m.columns(op.in), m.weight(op.weight), m.weight(op.bias),
+         {op.kind, op.group, op.eps, op.weight_offset});
+  }
+
+  void operator()(const Linear& op) const {
+    if (!op.residual) return linear(rows, m.columns(op.out), m.columns(op.in), *m.weight(op.weight), m.weight(op.bias));
+    const Scratch product(rows, op.out.width);
+    linear(rows, product.columns, m.columns(op.in), *m.weight(op.weight), m.weight(op.bias));
+    add(rows, m.columns(op.out), product.columns, m.columns(op.residual));
+  }
+
+  void operator()(const Rope& op) const { rope(m.columns(op.x), op.head_dim, m.program.rope_tables[op.table], step); }
+
+  void operator()(const Attention& op) const {
+    if (op.k) write_pages(m.layers[op.layer], m.columns(op.k), m.columns(op.v), step);
+    attend(m.layers[op.layer], op, m.columns(op.out), m.columns(op.q), step);
+  }
+
+  void operator()(const Activation& op) const {
+    const Columns up = op.up ? m.columns(op.up) : Columns{};
+    activation(rows, m.columns(op.out), m.columns(op.gate), op.up ? &up : nullptr, op.kind);
+  }
+
+  void operator()(const Add& op) const { add(rows, m.columns(op.out), m.columns(op.a), m.columns(op.b)); }
+
+  void operator()(const Select& op) const {
+    const Columns out = m.columns(op.out), in = m.columns(op.in);
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t c = 0; c < out.width; ++c) out.at(r, c) = in.at(step.logit_rows[r], c);
+  }
+
+  void operator()(const GatedLinear& op) const {
+    const Scratch both(rows, 2 * op.out.width);
+    linear(rows, both.columns, m.columns(op.in), *m.weight(op.weight), m.weight(op.bias));
+    const Columns gate = both.columns.part(0, op.out.width), up = both.columns.part(op.out.width, op.out.width);
+    activation(rows, m.columns(op.out), gate, &up, op.kind);
+  }
+
+  void operator()(const PrepareQkv& op) const {
+    const Columns q = m.columns(op.q);
+    const Scratch k(rows, m.columns(op.k));
+    const NormOptions options{NormKind::rms, op.head_dim, op.eps, op.weight_offset};
+    if (op.q_norm != kNone) norm(rows, q, q, m.weight(op.q_norm), nullptr, options);
+    if (op.k_norm != kNone) norm(rows, k.columns, k.columns, m.weight(op.k_norm), nullptr, options);
+    if (op.rope_table != kNone)
+      for (const Columns& x : {q, k.columns}) rope(x, op.head_dim, m.program.rope_tables[op.rope_table], step);
+    write_pages(m.layers[op.layer], k.columns, m.columns(op.v), step);
+  }
+};
+
+}  // namespace
+
+void run(Machine& machine, const Op& op, const Step& step) {
+  const bool tokens = machine.program.values[written(op).value].rows == Rows::tokens;
+  std::visit(Runner{machine, step, tokens ? step.tokens() : static_cast<int64_t>(step.logit_rows.size())}, op);
+}
+
+}  // namespace maga::reference

@@ -1,0 +1,396 @@
+"""Op cases as data, shared by the tests and benchmarks/ops.py. A builder function yields a case's name and how to build it."""
+
+import itertools
+import math
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from maga_transformer._core import Program, View
+
+from .case import PAGE_TOKENS, Case, OpProgram, PageTables, Run, apart_from_ties, plain_step, rows
+from .weights import Form, from_bf16, matrix, to_bf16
+
+Builder = Callable[[np.random.Generator], Case]
+
+
+# --- embed, norm, activation, add, select ---
+
+
+def embed(form: Form, width: int, tokens: int, scale: float) -> Iterator[tuple[str, Builder]]:
+    def build(rng: np.random.Generator) -> Case:
+        p = OpProgram(rng)
+        p.program.vocab = vocab = 83
+        p.program.embed(p.output("out", width), p.weight(matrix(rng, vocab, width, form)), scale)
+        step = plain_step(tokens, rng, vocab)
+        step["ids"][0], step["ids"][-1] = vocab - 1, 0
+        return p.case([Run(step)])
+
+    yield f"embed-{form}-{width}-x{tokens}-scale{scale:g}", build
+
+
+def norm(kind: str, width: int, group: int, tokens: int, *, bias: bool = False, offset: float = 0.0, in_place: bool = False) -> Any:
+    def build(rng: np.random.Generator) -> Case:
+        p = OpProgram(rng)
+        # Columns in the middle of wider values: what stands beside them must stay as it was.
+        wide = p.keep(p.input("in", width + 5))
+        view = View(wide.value, 2, width)
+        out = view if in_place else p.output("out", width)
+        weight = p.vector(group, 1.0)
+        p.program.norm(
+            out, view, weight=weight, bias=p.vector(group) if bias else -1, kind=kind, eps=1e-5, group=group, weight_offset=offset
+        )
+        x = rows(rng, tokens, wide.width) * rng.uniform(0.01, 30, (tokens, 1)).astype(np.float32)
+        return p.case([Run(plain_step(tokens, rng), {wide.value: x})])
+
+    extras = f"{'-bias' if bias else ''}{f'-offset{offset:g}' if offset else ''}{'-in-place' if in_place else ''}"
+    yield f"norm-{kind}-{width}-by{group}-x{tokens}{extras}", build
+
+
+def activation(kind: str, width: int, tokens: int, *, up: bool = True, in_place: bool = False) -> Iterator[tuple[str, Builder]]:
+    def build(rng: np.random.Generator) -> Case:
+        p = OpProgram(rng)
+        both = p.keep(p.input("both", 2 * width))
+        gate, beside = View(both.value, 0, width), View(both.value, width, width)
+        p.program.activation(gate if in_place else p.output("out", width), gate, beside if up else None, kind=kind)
+        x = rows(rng, tokens, 2 * width) * 4
+        x[0, : min(width, 6)] = [0.0, -0.0, 80.0, -80.0, 12.0, -12.0][: min(width, 6)]  # where exp overflows or vanishes
+        return p.case([Run(plain_step(tokens, rng), {both.value: x})])
+
+    yield f"activation-{kind}-{width}-x{tokens}{'' if up else '-alone'}{'-in-place' if in_place else ''}", build
+
+
+def add(width: int, tokens: int, in_place: bool) -> Iterator[tuple[str, Builder]]:
+    def build(rng: np.random.Generator) -> Case:
+        p = OpProgram(rng)
+        a, b = p.keep(p.input("a", width)), p.input("b", width + 3)
+        p.program.add(a if in_place else p.output("out", width), a, View(b.value, 3, width))
+        return p.case([Run(plain_step(tokens, rng), {a.value: rows(rng, tokens, width), b.value: rows(rng, tokens, width + 3)})])
+
+    yield f"add-{width}-x{tokens}{'-in-place' if in_place else ''}", build
+
+
+def select(width: int, tokens: int, chosen: list[int]) -> Iterator[tuple[str, Builder]]:
+    def build(rng: np.random.Generator) -> Case:
+        p = OpProgram(rng)
+        x = p.input("x", width + 2)
+        p.program.select(p.output("out", width, "logits"), View(x.value, 1, width))
+        step = plain_step(tokens, rng) | {"logit_rows": chosen}
+        return p.case([Run(step, {x.value: rows(rng, tokens, width + 2)})])
+
+    yield f"select-{width}-{len(chosen)}of{tokens}", build
+
+
+# --- linear, gated_linear ---
+
+
+def linear(
+    form: Form, out: int, width: int, tokens: int, *, bias: bool = False, residual: str = "", views: bool = False
+) -> Iterator[tuple[str, Builder]]:
+    """`residual`: "", "apart" or "in-place". `views`: columns in the middle of wider values."""
+
+    def build(rng: np.random.Generator) -> Case:
+        p = OpProgram(rng)
+        block = block_of(form)
+        x = p.input("x", width + (block + 3 if views else 0))
+        view = View(x.value, block if views else 0, width)
+        inputs = {x.value: apart_from_ties(rng, tokens, x.width, block)}
+        if residual == "in-place" or views:
+            y = p.keep(p.input("y", out + (7 if views else 0)))
+            target = View(y.value, 4 if views else 0, out)
+            inputs[y.value] = rows(rng, tokens, y.width)
+        else:
+            target = p.output("y", out)
+        added = None
+        if residual == "apart":
+            r = p.input("r", out)
+            inputs[r.value], added = rows(rng, tokens, out), r
+        if residual == "in-place":
+            added = target
+        weight = p.weight(matrix(rng, out, width, form))
+        p.program.linear(target, view, weight=weight, bias=p.vector(out) if bias else -1, residual=added)
+        quantized = (x.value,) if form.kind == "affine" else ()
+        return p.case([Run(plain_step(tokens, rng), inputs)], quantized_inputs=quantized, block=block)
+
+    extras = f"{'-bias' if bias else ''}{f'-residual-{residual}' if residual else ''}{'-views' if views else ''}"
+    yield f"linear-{form}-{out}x{width}-x{tokens}{extras}", build
+
+
+def gated_linear(form: Form, out: int, width: int, tokens: int, kind: str, bias: bool = False) -> Iterator[tuple[str, Builder]]:
+    def build(rng: np.random.Generator) -> Case:
+        p = OpProgram(rng)
+        block = block_of(form)
+        x, y = p.input("x", width), p.output("y", out)
+        weight = p.weight(matrix(rng, 2 * out, width, form))
+        p.program.gated_linear(y, x, weight=weight, bias=p.vector(2 * out) if bias else -1, kind=kind)
+        quantized = (x.value,) if form.kind == "affine" else ()
+        return p.case(
+            [Run(plain_step(tokens, rng), {x.value: apart_from_ties(rng, tokens, width, block)})],
+            quantized_inputs=quantized,
+            block=block,
+        )
+
+    yield f"gated_linear-{form}-{out}x{width}-x{tokens}-{kind}{'-bias' if bias else ''}", build
+
+
+def block_of(form: Form) -> int:
+    """Columns that share an activation scale: 32, or 16 where the weight's groups are odd multiples of 16."""
+    return 16 if form.group % 32 == 16 else 32
+
+
+# --- rope, attention, prepare_qkv ---
+
+
+@dataclass(frozen=True)
+class RopeForm:
+    rotary: int
+    interleaved: bool = False
+    multiplier: float = 1.0
+    dynamic: float = 0.0
+    max_positions: int = 0
+
+    def table(self, program: Program) -> int:
+        inv_freq = [10000.0 ** (-2 * i / self.rotary) for i in range(self.rotary // 2)]
+        return program.rope_table(
+            self.rotary,
+            inv_freq,
+            interleaved=self.interleaved,
+            multiplier=self.multiplier,
+            theta=10000.0 if self.dynamic else 0.0,
+            dynamic_factor=self.dynamic,
+            max_positions=self.max_positions,
+        )
+
+    def __str__(self) -> str:
+        parts = [f"rope{self.rotary}", "interleaved" * self.interleaved, f"dynamic{self.max_positions}" if self.dynamic else ""]
+        return "-".join(filter(None, [*parts, f"times{self.multiplier:g}" if self.multiplier != 1 else ""]))
+
+
+# (new tokens, context) of each sequence.
+SPANS = {
+    "prefill": [(37, 0)],
+    "decode": [(1, 100)],
+    "ragged": [(1, 15), (5, 0), (1, 16), (20, 31), (1, 0), (3, 64)],
+    "decodes": [(1, 3), (1, 47), (1, 16), (1, 129), (1, 31)],
+}
+
+
+def spans_of(name: str) -> tuple[list[int], list[list[tuple[int, int, int]]]]:
+    """Lengths of the sequences, and the spans of one or two steps: contexts first, if any, then the new tokens."""
+    spans = SPANS[name]
+    contexts = [(s, 0, context) for s, (_, context) in enumerate(spans) if context]
+    new = [(s, context, context + count) for s, (count, context) in enumerate(spans)]
+    return [count + context for count, context in spans], [step for step in (contexts, new) if step]
+
+
+def rope(form: RopeForm, head_dim: int, heads: int, spans: str, prompt: int = 0) -> Iterator[tuple[str, Builder]]:
+    def build(rng: np.random.Generator) -> Case:
+        p = OpProgram(rng)
+        x = p.keep(p.input("x", heads * head_dim + 3))
+        p.program.rope(View(x.value, 1, heads * head_dim), head_dim=head_dim, table=form.table(p.program))
+        lengths, steps = spans_of(spans)
+        tables = PageTables(rng, lengths)
+        step = tables.step(steps[-1], prompt_length=[prompt] * len(lengths))
+        return p.case([Run(step, {x.value: rows(rng, len(step["ids"]), x.width)})])
+
+    yield f"{form}-head{head_dim}-x{heads}-{spans}{f'-prompt{prompt}' if prompt else ''}", build
+
+
+def attention(
+    head_dim: int,
+    heads: int,
+    kv_heads: int,
+    spans: str,
+    *,
+    window: int = 0,
+    v_dim: int = 0,
+    kv_dtype: str = "fp32",
+    page_tokens: int = PAGE_TOKENS,
+) -> Iterator[tuple[str, Builder]]:
+    def build(rng: np.random.Generator) -> Case:
+        p = OpProgram(rng)
+        width_v = v_dim or head_dim
+        layer = p.program.cache_layer(kv_heads, head_dim, width_v)
+        widths = heads * head_dim, kv_heads * head_dim, kv_heads * width_v
+        qkv = p.input("qkv", sum(widths))
+        offsets = itertools.accumulate(widths, initial=0)
+        q, k, v = (View(qkv.value, offset, width) for offset, width in zip(offsets, widths, strict=False))
+        p.program.attention(
+            p.output("out", heads * width_v),
+            q,
+            k,
+            v,
+            layer=layer,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            scale=1.5 / math.sqrt(head_dim),
+            window=window,
+        )
+        lengths, steps = spans_of(spans)
+        tables = PageTables(rng, lengths, page_tokens)
+        runs = []
+        for span in steps:
+            step = tables.step(span)
+            # Keys and values that fp16 and bf16 pages hold exactly, so that every kind of page has one tolerance.
+            runs.append(Run(step, {qkv.value: from_bf16(to_bf16(rows(rng, len(step["ids"]), qkv.width)))}))
+        return p.case(runs, page_tokens=page_tokens, kv_dtype=kv_dtype)
+
+    extras = f"{f'-window{window}' if window else ''}{f'-v{v_dim}' if v_dim else ''}-{kv_dtype}-pages{page_tokens}"
+    yield f"attention-{head_dim}-{heads}over{kv_heads}-{spans}{extras}", build
+
+
+def prepare_qkv(
+    head_dim: int, heads: int, kv_heads: int, spans: str, *, norms: str = "", form: RopeForm | None = None, offset: float = 0.0
+) -> Iterator[tuple[str, Builder]]:
+    """Followed by the attention that reads the pages, as pages cannot be read from outside."""
+
+    def build(rng: np.random.Generator) -> Case:
+        p = OpProgram(rng)
+        layer = p.program.cache_layer(kv_heads, head_dim, head_dim)
+        qkv = p.keep(p.input("qkv", (heads + 2 * kv_heads) * head_dim))
+        q = View(qkv.value, 0, heads * head_dim)
+        k = View(qkv.value, heads * head_dim, kv_heads * head_dim)
+        v = View(qkv.value, (heads + kv_heads) * head_dim, kv_heads * head_dim)
+        sizes = {"layer": layer, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
+        p.program.prepare_qkv(
+            q,
+            k,
+            v,
+            q_norm=p.vector(head_dim, 1.0) if "q" in norms else -1,
+            k_norm=p.vector(head_dim, 1.0) if "k" in norms else -1,
+            eps=1e-6,
+            weight_offset=offset,
+            rope_table=form.table(p.program) if form else -1,
+            **sizes,
+        )
+        p.program.attention(p.output("out", q.width), q, None, None, scale=head_dim**-0.5, **sizes)
+        lengths, steps = spans_of(spans)
+        tables = PageTables(rng, lengths)
+        runs = []
+        for span in steps:
+            step = tables.step(span)
+            runs.append(Run(step, {qkv.value: rows(rng, len(step["ids"]), qkv.width)}))
+        return p.case(runs)
+
+    extras = "-".join(
+        filter(None, [f"norm-{norms}" if norms else "", str(form) if form else "", f"offset{offset:g}" if offset else ""])
+    )
+    yield f"prepare_qkv-{head_dim}-{heads}over{kv_heads}-{spans}-{extras or 'write'}", build
+
+
+# --- the table ---
+
+
+def table() -> Iterator[tuple[str, Builder]]:
+    dense_forms = [Form(kind) for kind in ("fp32", "fp16", "bf16")]
+    every_width = [
+        Form("affine", bits, 32, offset, 0 if offset else 2 ** (bits - 1)) for bits in range(2, 9) for offset in (False, True)
+    ]
+    every_group = [
+        Form("affine", bits, group, offset, zero, half)
+        for bits, zeros in ((4, (0, 8)), (8, (0, 128)))
+        for zero in zeros
+        for group in (16, 32, 64, 128, 0)
+        for offset, half in ((False, True), (True, True), (True, False))
+    ]
+    q4 = Form("affine", 4, 32, True)
+    q8 = Form("affine", 8, 32, False, 128)
+
+    for form in [*dense_forms, q4, q8, Form("affine", 3, 16, True), Form("affine", 4, 0, False, 8, False)]:
+        yield from embed(form, 96, 11, 1.0)
+    yield from embed(Form("fp32"), 7, 1, 3.5)
+    yield from embed(Form("bf16"), 131, 5, 0.25)
+
+    for kind in ("rms", "layer"):
+        for width, tokens in ((1, 3), (7, 1), (64, 5), (100, 33), (576, 4), (1023, 2)):
+            yield from norm(kind, width, width, tokens, bias=kind == "layer")
+        for group in (64, 80, 96, 128, 256, 37):
+            yield from norm(kind, 3 * group, group, 6, in_place=True)
+        yield from norm(kind, 66, 66, 4, offset=1.0, bias=True)
+        yield from norm(kind, 48, 48, 4, in_place=True)
+
+    for kind in ("silu", "gelu", "gelu_tanh", "relu"):
+        for width, tokens in ((1, 2), (7, 3), (64, 5), (1000, 7)):
+            yield from activation(kind, width, tokens)
+        yield from activation(kind, 67, 4, up=False)
+        yield from activation(kind, 40, 4, in_place=True)
+
+    for width, tokens, in_place in ((1, 1, False), (7, 3, True), (64, 1, False), (577, 20, True), (577, 20, False)):
+        yield from add(width, tokens, in_place)
+    for width, tokens, chosen in ((5, 9, [0, 3, 8]), (576, 33, [32]), (64, 4, [0, 1, 2, 3]), (33, 6, [])):
+        yield from select(width, tokens, chosen)
+
+    yield from linears(dense_forms, every_width, every_group)
+    for form in [*dense_forms, q4, q8]:
+        for options in (
+            {"bias": True},
+            {"residual": "apart"},
+            {"residual": "in-place", "bias": True},
+            {"views": True, "residual": "in-place"},
+        ):
+            for tokens in (1, 6):
+                yield from linear(form, 37, 96, tokens, **options)
+    for form in [*dense_forms, q4, q8, Form("affine", 6, 16, True)]:
+        for kind, out, tokens, bias in (
+            ("silu", 48, 1, False),
+            ("gelu_tanh", 33, 5, True),
+            ("gelu", 100, 37, False),
+            ("relu", 1, 2, True),
+        ):
+            yield from gated_linear(form, out, 160, tokens, kind, bias)
+
+    for head_dim in (64, 80, 128, 6):
+        for interleaved in (False, True):
+            yield from rope(RopeForm(head_dim, interleaved), head_dim, 3, "ragged")
+    for form in (RopeForm(32), RopeForm(20, True), RopeForm(64, multiplier=1.3), RopeForm(64, dynamic=4.0, max_positions=40)):
+        yield from rope(form, 64, 2, "ragged")
+    yield from rope(RopeForm(64, dynamic=2.0, max_positions=64), 64, 2, "decodes", prompt=90)
+
+    for head_dim in (64, 80, 96, 128, 256, 37, 1):
+        for spans in SPANS:
+            yield from attention(head_dim, 4, 2, spans)
+    for heads, kv_heads in ((1, 1), (3, 3), (5, 1), (7, 1), (8, 1), (9, 3), (16, 1), (24, 2)):
+        for spans in ("ragged", "decodes"):
+            yield from attention(64, heads, kv_heads, spans)
+    for window in (1, 7, 16, 40):
+        for spans in ("ragged", "decodes", "prefill"):
+            yield from attention(64, 4, 2, spans, window=window)
+    for kv_dtype, page_tokens in itertools.product(("fp32", "fp16", "bf16"), (1, 8, 32, 64)):
+        yield from attention(80, 6, 2, "ragged", kv_dtype=kv_dtype, page_tokens=page_tokens)
+    yield from attention(96, 4, 2, "ragged", v_dim=64)
+    yield from attention(40, 4, 4, "ragged", v_dim=72, window=9)
+
+    for head_dim in (64, 80, 128, 38):
+        for norms in ("", "q", "k", "qk"):
+            for form in (None, RopeForm(head_dim), RopeForm(head_dim // 4 * 2, True)):
+                yield from prepare_qkv(head_dim, 6, 2, "ragged", norms=norms, form=form)
+    yield from prepare_qkv(64, 4, 4, "decodes", norms="qk", form=RopeForm(64, multiplier=0.7), offset=1.0)
+    yield from prepare_qkv(64, 4, 1, "decodes", form=RopeForm(64, dynamic=2.0, max_positions=30))
+
+
+def linears(dense_forms: list[Form], every_width: list[Form], every_group: list[Form]) -> Iterator[tuple[str, Builder]]:
+    """Every form in a small and a larger product; the numbers of tokens, rows and columns go round."""
+    tokens = itertools.cycle((1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 31, 70))
+    outs = itertools.cycle((16, 1, 67, 130, 48, 33, 15))
+    for form in dense_forms:
+        for out, width in ((1, 1), (3, 7), (67, 129), (16, 64), (130, 576), (33, 1000)):
+            for count in (1, next(tokens), 40):
+                yield from linear(form, out, width, count)
+    whole = itertools.cycle((50, 33, 96, 7, 576))
+    for form in [*every_width, *every_group]:
+        for groups in (1, 5, 9):
+            yield from linear(form, next(outs), next(whole) if form.group == 0 else groups * form.group, next(tokens))
+        yield from linear(form, next(outs), 256, 1)
+
+
+CASES: dict[str, Builder] = dict(table())
+
+
+def build(name: str) -> Case:
+    """The same case every time."""
+    case = CASES[name](np.random.default_rng(zlib.crc32(name.encode())))
+    case.program.validate()
+    return case

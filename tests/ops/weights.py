@@ -1,0 +1,86 @@
+"""Random weights in canonical forms (cpp/program/weight.h), described by a Form and handed to any backend."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from maga_transformer import _core
+
+
+@dataclass(frozen=True)
+class Form:
+    """`kind`: fp32, fp16, bf16 or affine. `group` 0: the whole row. `half`: scales and offsets that fp16 holds exactly."""
+
+    kind: str
+    bits: int = 0
+    group: int = 0
+    offset: bool = False
+    zero: int = 0
+    half: bool = True
+
+    def __str__(self) -> str:
+        if self.kind != "affine":
+            return self.kind
+        extras = f"{'-offset' if self.offset else ''}{'' if self.half else '-fp32scale'}"
+        return f"{self.bits}bit-g{self.group or 'row'}-z{self.zero}{extras}"
+
+
+@dataclass(frozen=True)
+class WeightData:
+    shape: tuple[int, ...]
+    values: np.ndarray  # fp32, fp16, bf16 bits, or codes
+    form: Form
+    scale: np.ndarray | None = None
+    offset: np.ndarray | None = None
+
+    def pack(self, backend: _core.Backend, name: str) -> _core.Weight:
+        if self.form.kind != "affine":
+            return backend.pack_dense(name, self.shape, self.values, self.form.kind)
+        group = self.form.group or self.shape[1]
+        return backend.pack_affine(
+            name,
+            self.shape,
+            self.values,
+            bits=self.form.bits,
+            group=group,
+            scale=self.scale,
+            offset=self.offset,
+            zero=self.form.zero,
+        )
+
+
+def to_bf16(values: np.ndarray) -> np.ndarray:
+    """fp32 to bf16 bits, rounded to nearest even."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def from_bf16(bits: np.ndarray) -> np.ndarray:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def dense(
+    rng: np.random.Generator, shape: tuple[int, ...], kind: str = "fp32", mean: float = 0.0, deviation: float = 1.0
+) -> WeightData:
+    values = rng.normal(mean, deviation, shape).astype(np.float32)
+    if kind == "fp16":
+        values = values.astype(np.float16)
+    if kind == "bf16":
+        values = to_bf16(values)
+    return WeightData(shape, values, Form(kind))
+
+
+def matrix(rng: np.random.Generator, rows: int, cols: int, form: Form) -> WeightData:
+    """Elements of about 1 / sqrt(cols), so that products stay near 1."""
+    size = cols**-0.5
+    if form.kind != "affine":
+        return dense(rng, (rows, cols), form.kind, deviation=size)
+    codes = rng.integers(0, 2**form.bits, (rows, cols), dtype=np.uint8)
+    groups = (rows, cols // (form.group or cols))
+    # Some formats have negative scales.
+    scale = rng.uniform(0.5, 2, groups) * rng.choice([-1, 1], groups) * size / 2 ** (form.bits - 1)
+    offset = rng.normal(0, size, groups) if form.offset else None
+    stored = np.float16 if form.half else np.float32
+    scale = scale.astype(stored).astype(np.float32)
+    if offset is not None:
+        offset = offset.astype(stored).astype(np.float32)
+    return WeightData((rows, cols), codes, form, scale, offset)
