@@ -12,6 +12,7 @@ class BusyError(MagaError): ...
 
 class View:
     """Columns [offset, offset + width) of a value."""
+
     value: int
     offset: int
     width: int
@@ -19,6 +20,7 @@ class View:
 
 class Program:
     """A model as data. Each op method appends the op of that name (cpp/program/ops.h)."""
+
     family: str
     vocab: int
     max_positions: int
@@ -28,23 +30,58 @@ class Program:
     def input(self, name: str, width: int) -> View: ...
     def output(self, view: View) -> None: ...
     def weight(self, name: str, sources: Sequence[str], shape: Sequence[int]) -> int: ...
-    def rope_table(self, rotary_dim: int, inv_freq: Sequence[float], *, interleaved: bool = False, multiplier: float = 1.0,
-                   theta: float = 0.0, dynamic_factor: float = 0.0, max_positions: int = 0) -> int: ...
+    def rope_table(
+        self,
+        rotary_dim: int,
+        inv_freq: Sequence[float],
+        *,
+        interleaved: bool = False,
+        multiplier: float = 1.0,
+        theta: float = 0.0,
+        dynamic_factor: float = 0.0,
+        max_positions: int = 0,
+    ) -> int: ...
     def cache_layer(self, kv_heads: int, head_dim: int, v_dim: int) -> int: ...
     def embed(self, out: View, table: int, scale: float = 1.0) -> None: ...
-    def norm(self, out: View, in_: View, *, weight: int, bias: int = -1, kind: str, eps: float, group: int,
-             weight_offset: float = 0.0) -> None: ...
+    def norm(
+        self, out: View, in_: View, *, weight: int, bias: int = -1, kind: str, eps: float, group: int, weight_offset: float = 0.0
+    ) -> None: ...
     def linear(self, out: View, in_: View, *, weight: int, bias: int = -1, residual: View | None = None) -> None: ...
     def rope(self, x: View, *, head_dim: int, table: int) -> None: ...
-    def attention(self, out: View, q: View, k: View | None, v: View | None, *, layer: int, heads: int, kv_heads: int, head_dim: int,
-                  scale: float, window: int = 0) -> None: ...
+    def attention(
+        self,
+        out: View,
+        q: View,
+        k: View | None,
+        v: View | None,
+        *,
+        layer: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        scale: float,
+        window: int = 0,
+    ) -> None: ...
     def activation(self, out: View, gate: View, up: View | None, *, kind: str) -> None: ...
     def add(self, out: View, a: View, b: View) -> None: ...
     def select(self, out: View, in_: View) -> None: ...
     def gated_linear(self, out: View, in_: View, *, weight: int, bias: int = -1, kind: str) -> None: ...
-    def prepare_qkv(self, q: View, k: View, v: View, *, q_norm: int = -1, k_norm: int = -1, eps: float = 0.0,
-                    weight_offset: float = 0.0, rope_table: int = -1, layer: int, heads: int, kv_heads: int,
-                    head_dim: int) -> None: ...
+    def prepare_qkv(
+        self,
+        q: View,
+        k: View,
+        v: View,
+        *,
+        q_norm: int = -1,
+        k_norm: int = -1,
+        eps: float = 0.0,
+        weight_offset: float = 0.0,
+        rope_table: int = -1,
+        layer: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+    ) -> None: ...
     def validate(self) -> None: ...
     @property
     def weights(self) -> list[tuple[str, list[str], list[int]]]: ...
@@ -58,8 +95,16 @@ class Program:
     def page_bytes(self, page_tokens: int, kv_dtype: str) -> int: ...
 
 def fuse(program: Program, *, linear_residual: bool, gated_linear: bool, prepare_qkv: bool) -> Program: ...
-def cost(program: Program, *, sequences: int, tokens_per_sequence: int, context: int, logit_rows: int, kv_element_bytes: int,
-         weight_bytes: Sequence[float]) -> list[tuple[float, float, float]]:
+def cost(
+    program: Program,
+    *,
+    sequences: int,
+    tokens_per_sequence: int,
+    context: int,
+    logit_rows: int,
+    kv_element_bytes: int,
+    weight_bytes: Sequence[float],
+) -> list[tuple[float, float, float]]:
     """(flops, weight bytes, K/V bytes) of each op."""
 
 # --- weights and backends (cpp/program/weight.h, cpp/backends/backend.h) -----------------------------------------
@@ -72,11 +117,31 @@ class Backend:
     def describe(self) -> str: ...
     def pack_dense(self, name: str, shape: Sequence[int], values: np.ndarray, dtype: str) -> Weight:
         """`values` holds fp32, fp16, or bf16 bits as uint16; `dtype` is "fp32", "fp16" or "bf16". Releases the GIL."""
-    def pack_affine(self, name: str, shape: Sequence[int], codes: np.ndarray, *, bits: int, group: int, scale: np.ndarray,
-                    offset: np.ndarray | None, zero: int) -> Weight:
+    def pack_affine(
+        self,
+        name: str,
+        shape: Sequence[int],
+        codes: np.ndarray,
+        *,
+        bits: int,
+        group: int,
+        scale: np.ndarray,
+        offset: np.ndarray | None,
+        zero: int,
+    ) -> Weight:
         """The canonical Affine form (cpp/program/weight.h). Releases the GIL."""
-    def load(self, program: Program, weights: Sequence[Weight], *, tokens: int, sequences: int, logit_rows: int, pages: int,
-             page_tokens: int, kv_dtype: str) -> Executable: ...
+    def load(
+        self,
+        program: Program,
+        weights: Sequence[Weight],
+        *,
+        tokens: int,
+        sequences: int,
+        logit_rows: int,
+        pages: int,
+        page_tokens: int,
+        kv_dtype: str,
+    ) -> Executable: ...
     def fused_ops(self) -> dict[str, bool]: ...
 
 def cpu_backend(threads: int = 0, quantize_activations: bool = True, isa: str = "") -> Backend: ...
@@ -84,9 +149,18 @@ def reference_backend() -> Backend: ...
 
 class Executable:
     """One thread at a time; Engine takes it over."""
-    def run(self, *, ids: Sequence[int], positions: Sequence[int], sequence_start: Sequence[int], kv_length: Sequence[int],
-            page_start: Sequence[int], pages: Sequence[int], logit_rows: Sequence[int],
-            prompt_length: Sequence[int] | None = None) -> None: ...
+    def run(
+        self,
+        *,
+        ids: Sequence[int],
+        positions: Sequence[int],
+        sequence_start: Sequence[int],
+        kv_length: Sequence[int],
+        page_start: Sequence[int],
+        pages: Sequence[int],
+        logit_rows: Sequence[int],
+        prompt_length: Sequence[int] | None = None,
+    ) -> None: ...
     def logits(self) -> np.ndarray: ...
     def copy_page(self, source: int, target: int) -> None: ...
     def write_value(self, value: int, rows: np.ndarray) -> None: ...
@@ -100,6 +174,7 @@ class Executable:
 
 class SamplingParams:
     """Fields, ranges and meaning: cpp/engine/request.h."""
+
     max_new_tokens: int
     min_new_tokens: int
     temperature: float
@@ -139,11 +214,29 @@ class Event:
     total_seconds: float
 
 class Engine:
-    def __init__(self, backend: Backend, model: Executable, *, max_sequences: int, token_budget: int, max_queue: int,
-                 max_sequence_length: int = 0, prefix_cache: bool = True, fault: str = "") -> None: ...
+    def __init__(
+        self,
+        backend: Backend,
+        model: Executable,
+        *,
+        max_sequences: int,
+        token_budget: int,
+        max_queue: int,
+        max_sequence_length: int = 0,
+        prefix_cache: bool = True,
+        fault: str = "",
+    ) -> None: ...
     def set_vocabulary(self, token_bytes: Sequence[bytes]) -> None: ...
-    def submit(self, prompt: np.ndarray, params: SamplingParams, *, sequences: int = 1, priority: int = 0,
-               timeout_seconds: float = 0.0, cache_salt: str = "") -> int: ...
+    def submit(
+        self,
+        prompt: np.ndarray,
+        params: SamplingParams,
+        *,
+        sequences: int = 1,
+        priority: int = 0,
+        timeout_seconds: float = 0.0,
+        cache_salt: str = "",
+    ) -> int: ...
     def cancel(self, request: int, sequence: int = -1) -> None: ...
     def poll(self) -> list[Event]: ...
     def event_fd(self) -> int: ...

@@ -1,0 +1,321 @@
+// The attention kernel, written once over Vec. Included inside an unnamed namespace after vec_math.inl.
+
+constexpr int64_t kVecsPerBlock = kBlockTokens / kLanes;
+constexpr int kRows = 6;             // rows of a register tile
+constexpr float kLowest = -3.0e38f;  // the maximum of no scores: finite, so that differences are never NaN
+
+inline int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t greater(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// sums[r][j] += sum over i < depth of a[r, i] * b[j][i], one chain of fused multiply-adds an element: the order never depends on
+// how rows and columns are tiled.
+template <int M, int N, typename E>
+inline void multiply_add(const float* a, int64_t a_stride, const E* const (&b)[N], int64_t b_stride, int64_t depth,
+                         Vec (&sums)[M][N]) {
+  for (int64_t i = 0; i < depth; ++i) {
+    Vec row[N];
+#pragma GCC unroll 8
+    for (int j = 0; j < N; ++j) row[j] = load(b[j] + i * b_stride);
+#pragma GCC unroll 8
+    for (int r = 0; r < M; ++r) {
+      const Vec x = broadcast(a[r * a_stride + i]);
+#pragma GCC unroll 8
+      for (int j = 0; j < N; ++j) sums[r][j] = fma(x, row[j], sums[r][j]);
+    }
+  }
+}
+
+template <int M, int N>
+inline void clear(Vec (&sums)[M][N]) {
+#pragma GCC unroll 8
+  for (int r = 0; r < M; ++r)
+#pragma GCC unroll 8
+    for (int j = 0; j < N; ++j) sums[r][j] = broadcast(0);
+}
+
+template <int M, int N>
+inline void store_all(const Vec (&sums)[M][N], float* out, int64_t stride) {
+#pragma GCC unroll 8
+  for (int r = 0; r < M; ++r)
+#pragma GCC unroll 8
+    for (int j = 0; j < N; ++j) store(out + r * stride + j * kLanes, sums[r][j]);
+}
+
+// Blocks [begin, end) of one segment, by absolute number, as the kernel reads them: from the pages, or widened into scratch.
+template <typename E>
+struct SegmentBlocks {
+  int64_t begin, end;
+  const E* keys[kSegmentBlocks];    // each (head_dim, 16)
+  const E* values[kSegmentBlocks];  // each (16, value_stride)
+  int64_t head_dim, value_stride;
+};
+
+// M rows against the keys [first, last) of a segment, within which each row sees [from[r], to[r]).
+struct RowTile {
+  const float* q;  // (M, head_dim), scaled
+  int64_t from[kRows], to[kRows];
+  int64_t first, last;
+  float* scores;   // (kRows, kSegmentTokens)
+  int64_t values;  // columns of `out`, whole vectors
+  float* maxima;   // (M)
+  float* sums;     // (M)
+  float* out;      // (M, values)
+};
+
+template <int M, int N, typename E>
+inline void score_vecs(const SegmentBlocks<E>& kv, const RowTile& t, int64_t block, int64_t vec) {
+  const E* keys[N];
+  for (int j = 0; j < N; ++j) keys[j] = kv.keys[block - kv.begin + (vec + j) / kVecsPerBlock] + (vec + j) % kVecsPerBlock * kLanes;
+  Vec sums[M][N];
+  clear(sums);
+  multiply_add<M, N>(t.q, kv.head_dim, keys, kBlockTokens, kv.head_dim, sums);
+  store_all(sums, t.scores + vec * kLanes, kSegmentTokens);
+}
+
+template <int M, int N, typename E>
+inline void weigh_values(const SegmentBlocks<E>& kv, const RowTile& t, int64_t block, int64_t column) {
+  Vec sums[M][N];
+  clear(sums);
+  const float* weights = t.scores;
+  for (int64_t key = block * kBlockTokens; key < t.last; key += kBlockTokens, weights += kBlockTokens) {
+    const E* values[N];
+    for (int j = 0; j < N; ++j) values[j] = kv.values[key / kBlockTokens - kv.begin] + column + j * kLanes;
+    // Past `last` lie tokens that no row sees, or stale memory: 0 * NaN must not enter the sum.
+    multiply_add<M, N>(weights, kSegmentTokens, values, kv.value_stride, lesser(kBlockTokens, t.last - key), sums);
+  }
+  store_all(sums, t.out + column, t.values);
+}
+
+// Scores to weights: 2^(score - maximum), 0 where a row does not see the key.
+inline void soften(const RowTile& t, int r, int64_t first_key, int64_t vecs) {
+  float* scores = t.scores + r * kSegmentTokens;
+  Vec highest = broadcast(kLowest);
+  for (int64_t i = 0; i < vecs; ++i) {
+    const int64_t key = first_key + i * kLanes;
+    Vec x = load(scores + i * kLanes);
+    if (key < t.from[r] || key + kLanes > t.to[r]) {
+      x = keep_lanes(x, t.from[r] - key, t.to[r] - key, broadcast(-__builtin_inff()));
+      store(scores + i * kLanes, x);
+    }
+    highest = max_with(highest, x);
+  }
+  const float maximum = max_lanes(highest);
+  Vec sum = broadcast(0);
+  for (int64_t i = 0; i < vecs; ++i) {
+    const Vec p = exp2(load(scores + i * kLanes) - broadcast(maximum));
+    store(scores + i * kLanes, p);
+    sum = sum + p;
+  }
+  t.maxima[r] = maximum;
+  t.sums[r] = sum_lanes(sum);
+}
+
+template <int M, typename E>
+void attend_tile(const SegmentBlocks<E>& kv, const RowTile& t) {
+  constexpr int kWide = M * 4 <= kAccumulators ? 4 : 2;
+  const int64_t block = t.first / kBlockTokens;
+  const int64_t vecs = (t.last - block * kBlockTokens + kBlockTokens - 1) / kBlockTokens * kVecsPerBlock;
+  int64_t v = 0;
+  for (; v + kWide <= vecs; v += kWide) score_vecs<M, kWide>(kv, t, block, v);
+  if constexpr (kWide == 4)
+    for (; v + 2 <= vecs; v += 2) score_vecs<M, 2>(kv, t, block, v);
+  for (; v < vecs; ++v) score_vecs<M, 1>(kv, t, block, v);
+
+  for (int r = 0; r < M; ++r) soften(t, r, block * kBlockTokens, vecs);
+
+  int64_t c = 0;
+  for (; c + kWide * kLanes <= t.values; c += kWide * kLanes) weigh_values<M, kWide>(kv, t, block, c);
+  if constexpr (kWide == 4)
+    for (; c + 2 * kLanes <= t.values; c += 2 * kLanes) weigh_values<M, 2>(kv, t, block, c);
+  for (; c < t.values; c += kLanes) weigh_values<M, 1>(kv, t, block, c);
+}
+
+template <typename E>
+void attend_tile_of(int rows, const SegmentBlocks<E>& kv, const RowTile& t) {
+  switch (rows) {
+    case 1: return attend_tile<1>(kv, t);
+    case 2: return attend_tile<2>(kv, t);
+    case 3: return attend_tile<3>(kv, t);
+    case 4: return attend_tile<4>(kv, t);
+    case 5: return attend_tile<5>(kv, t);
+    default: return attend_tile<6>(kv, t);
+  }
+}
+
+// The state of a row over the segments so far: softmax maximum, sum of weights, weighted values.
+struct RowStates {
+  float* maxima;  // (rows)
+  float* sums;    // (rows)
+  float* out;     // (rows, values)
+  int64_t values;
+};
+
+// Brings the state of the next segment into that of the segments before it.
+inline void merge_row(const RowStates& s, int64_t row, float maximum, float sum, const float* out) {
+  const float highest = s.maxima[row] > maximum ? s.maxima[row] : maximum;
+  const Vec before = exp2(broadcast(s.maxima[row] - highest)), now = exp2(broadcast(maximum - highest));
+  float* to = s.out + row * s.values;
+  for (int64_t c = 0; c < s.values; c += kLanes) store(to + c, fma(load(out + c), now, load(to + c) * before));
+  float lanes[kLanes];
+  store(lanes, fma(broadcast(sum), now, broadcast(s.sums[row]) * before));
+  s.sums[row] = lanes[0];
+  s.maxima[row] = highest;
+}
+
+inline void finish_row(const RowStates& s, int64_t row, float* out, int64_t width) {
+  const Vec inverse = broadcast(1.0f / s.sums[row]);
+  const float* from = s.out + row * s.values;
+  int64_t c = 0;
+  for (; c + kLanes <= width; c += kLanes) store(out + c, load(from + c) * inverse);
+  if (c < width) store_first(out + c, load(from + c) * inverse, static_cast<int>(width - c));
+}
+
+struct ItemScratch {
+  float* q;          // (rows, head_dim), scaled by scale * log2(e)
+  float* scores;     // (kRows, kSegmentTokens)
+  float* tile_out;   // (kRows, values)
+  RowStates states;  // of all rows
+  float* keys;       // (kSegmentBlocks, head_dim, 16)
+  float* values;     // (kSegmentBlocks, 16, values)
+};
+
+// Must stay within attention_scratch_floats.
+inline ItemScratch carve(float* at, int64_t rows, int64_t head_dim, int64_t values) {
+  ItemScratch s;
+  const auto take = [&](int64_t floats) {
+    float* taken = at;
+    at += round_up(floats, 16);
+    return taken;
+  };
+  s.q = take(rows * head_dim);
+  s.scores = take(kRows * kSegmentTokens);
+  s.tile_out = take(kRows * values);
+  s.states = {take(rows), take(rows), take(rows * values), values};
+  s.keys = take(kSegmentTokens * head_dim);
+  s.values = take(kSegmentTokens * values);
+  return s;
+}
+
+template <typename E>
+void widen_segment(const SegmentBlocks<E>& from, int64_t v_dim, const ItemScratch& s, SegmentBlocks<float>& to) {
+  to.begin = from.begin;
+  to.end = from.end;
+  to.head_dim = from.head_dim;
+  to.value_stride = s.states.values;
+  for (int64_t b = 0; b < from.end - from.begin; ++b) {
+    float* keys = s.keys + b * from.head_dim * kBlockTokens;
+    float* values = s.values + b * kBlockTokens * to.value_stride;
+    for (int64_t i = 0; i < from.head_dim * kBlockTokens; i += kLanes) store(keys + i, load(from.keys[b] + i));
+    for (int64_t token = 0; token < kBlockTokens; ++token)
+      for (int64_t c = 0; c < v_dim; c += kLanes)
+        store(values + token * to.value_stride + c, load(from.values[b] + token * from.value_stride + c));
+    to.keys[b] = keys;
+    to.values[b] = values;
+  }
+}
+
+// All rows of an item against one segment.
+template <typename E>
+void attend_segment(const AttentionShape& shape, const AttentionItem& item, const SegmentBlocks<E>& kv, const ItemScratch& s,
+                    bool initial) {
+  const int64_t rows = item.tokens * shape.group;
+  const int64_t tiles = (rows + kRows - 1) / kRows;
+  float maxima[kRows], sums[kRows];
+  for (int64_t tile = 0; tile < tiles; ++tile) {
+    const int64_t row = tile * rows / tiles;
+    const int count = static_cast<int>((tile + 1) * rows / tiles - row);
+    RowTile t;
+    for (int r = 0; r < count; ++r) {
+      t.to[r] = item.first_key + (row + r) / shape.group + 1;
+      t.from[r] = shape.window ? greater(0, t.to[r] - shape.window) : 0;
+    }
+    t.first = greater(t.from[0], kv.begin * kBlockTokens);
+    t.last = lesser(t.to[count - 1], kv.end * kBlockTokens);
+    t.q = s.q + row * kv.head_dim;
+    t.scores = s.scores;
+    t.values = s.states.values;
+    t.maxima = initial ? s.states.maxima + row : maxima;
+    t.sums = initial ? s.states.sums + row : sums;
+    t.out = initial ? s.states.out + row * t.values : s.tile_out;
+    if (t.first < t.last) {
+      attend_tile_of(count, kv, t);
+      if (!initial)
+        for (int r = 0; r < count; ++r) merge_row(s.states, row + r, maxima[r], sums[r], s.tile_out + r * t.values);
+    } else if (initial) {
+      for (int r = 0; r < count; ++r) {
+        t.maxima[r] = kLowest;
+        t.sums[r] = 0;
+      }
+      for (int64_t i = 0; i < count * t.values; i += kLanes) store(t.out + i, broadcast(0));
+    }
+  }
+}
+
+template <typename E>
+void attend_as(const AttentionShape& shape, const AttentionItem& item, float* scratch) {
+  const KvLayer& layer = shape.layer;
+  const int64_t rows = item.tokens * shape.group;
+  const ItemScratch s = carve(scratch, rows, layer.head_dim, (layer.v_dim + kLanes - 1) / kLanes * kLanes);
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* from = item.q + row / shape.group * item.q_stride + row % shape.group * layer.head_dim;
+    for (int64_t i = 0; i < layer.head_dim; ++i) s.q[row * layer.head_dim + i] = from[i] * (shape.scale * kLog2E);
+  }
+
+  const int64_t oldest = shape.window ? greater(0, item.first_key + 1 - shape.window) : 0;
+  for (int64_t segment = item.segment_begin; segment < item.segment_end; ++segment) {
+    SegmentBlocks<E> kv;
+    kv.begin = greater(segment * kSegmentTokens, oldest) / kBlockTokens;
+    kv.end = (lesser((segment + 1) * kSegmentTokens, item.first_key + item.tokens) + kBlockTokens - 1) / kBlockTokens;
+    kv.head_dim = layer.head_dim;
+    kv.value_stride = layer.v_dim;
+    for (int64_t b = kv.begin; b < kv.end; ++b) {
+      const int64_t page = item.pages[b / layer.blocks_per_page] * layer.page_bytes;
+      const E* block = reinterpret_cast<const E*>(kv_block(layer, page, item.kv_head, b % layer.blocks_per_page));
+      kv.keys[b - kv.begin] = block;
+      kv.values[b - kv.begin] = block + layer.head_dim * kBlockTokens;
+    }
+    const bool initial = segment == item.segment_begin;
+    // Two tiles of rows or fewer widen as they read; more pay for a copy in fp32.
+    if (sizeof(E) < sizeof(float) && rows > 2 * kRows) {
+      SegmentBlocks<float> wide;
+      widen_segment(kv, layer.v_dim, s, wide);
+      attend_segment(shape, item, wide, s, initial);
+    } else {
+      attend_segment(shape, item, kv, s, initial);
+    }
+  }
+
+  if (item.partial) {
+    float* to = item.partial;
+    const int64_t stride = round_up(layer.v_dim, 16);
+    for (int64_t row = 0; row < rows; ++row) to[row] = s.states.maxima[row], to[rows + row] = s.states.sums[row];
+    for (int64_t row = 0; row < rows; ++row)
+      for (int64_t c = 0; c < s.states.values; c += kLanes)
+        store(to + 2 * rows + row * stride + c, load(s.states.out + row * s.states.values + c));
+    return;
+  }
+  for (int64_t row = 0; row < rows; ++row)
+    finish_row(s.states, row, item.out + row / shape.group * item.out_stride + row % shape.group * layer.v_dim, layer.v_dim);
+}
+
+void attend(const AttentionShape& shape, const AttentionItem& item, float* scratch) {
+  switch (shape.layer.dtype) {
+    case DType::f16: return attend_as<F16>(shape, item, scratch);
+    case DType::bf16: return attend_as<BF16>(shape, item, scratch);
+    default: return attend_as<float>(shape, item, scratch);
+  }
+}
+
+void merge(const AttentionMerge& m) {
+  const int64_t rows = m.tokens * m.group, stride = round_up(m.v_dim, 16), size = partial_floats(rows, m.v_dim);
+  const RowStates states{m.partials, m.partials + rows, m.partials + 2 * rows, stride};
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t segment = 1; segment < m.segments; ++segment) {
+      const float* p = m.partials + segment * size;
+      merge_row(states, row, p[row], p[rows + row], p + 2 * rows + row * stride);
+    }
+    finish_row(states, row, m.out + row / m.group * m.out_stride + row % m.group * m.v_dim, m.v_dim);
+  }
+}
+
+constexpr AttentionKernels kTable{attend, merge};

@@ -1,0 +1,182 @@
+// fp32 matrix kernels: weights widened or dequantised to fp32, one fused multiply-add per product, columns in rising order.
+// Codes are dequantised in registers for one tile of tokens, and into a small buffer for more; both give the same values.
+// Included in the anonymous namespace of one instruction set, after linear_run.inl.
+
+constexpr int64_t kChunk = 256;  // columns of a panel that are worked on at once, so that they stay in the first-level cache
+
+// Dense matrices have no units: their columns are not filled up.
+int64_t filled_cols(const PackedMatrix& w) { return w.unit ? w.units * w.unit : w.cols; }
+
+// Tokens [range) into tiles: [column][token of the tile].
+void prepare_exact(const PackedMatrix& w, const float* x, int64_t x_stride, int64_t tokens, Range range, std::byte* out) {
+  const int64_t cols = filled_cols(w);
+  for (int64_t token = range.begin; token < range.end; ++token) {
+    const int64_t first = token / kExactTile * kExactTile;
+    const int count = tile_count(tokens - first < kExactTile ? tokens - first : kExactTile);
+    float* tile = reinterpret_cast<float*>(out) + first * cols;
+    const float* row = x + token * x_stride;
+    for (int64_t col = 0; col < cols; ++col) tile[col * count + token - first] = col < w.cols ? row[col] : 0.0f;
+    if (token == tokens - 1)
+      for (int64_t col = 0; col < cols; ++col)
+        for (int64_t m = token + 1 - first; m < count; ++m) tile[col * count + m] = 0.0f;
+  }
+}
+
+template <int kTokens>
+struct Accumulators {
+  F acc[kVectors][kTokens];
+
+  inline void begin(bool resume, TileSums sums) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v)
+#pragma GCC unroll 16
+      for (int m = 0; m < kTokens; ++m) acc[v][m] = resume ? load(sums.data + m * sums.stride + v * kLanes) : set1(0.0f);
+  }
+  // x: this column's activations, one per token
+  inline void add_column(const F (&w)[kVectors], const float* x) {
+#pragma GCC unroll 16
+    for (int m = 0; m < kTokens; ++m) {
+      const F broadcast = set1(x[m]);
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) acc[v][m] = fma(w[v], broadcast, acc[v][m]);
+    }
+  }
+  inline void end(TileSums sums) const {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v)
+#pragma GCC unroll 16
+      for (int m = 0; m < kTokens; ++m) store(sums.data + m * sums.stride + v * kLanes, acc[v][m]);
+  }
+};
+
+struct Half {
+  uint16_t bits;
+};
+struct Bfloat {
+  uint16_t bits;
+};
+inline F load_dense(const float* p) { return load(p); }
+inline F load_dense(const Half* p) { return load_half(&p->bits); }
+inline F load_dense(const Bfloat* p) { return load_bfloat(&p->bits); }
+
+template <typename T, int kTokens>
+void dense_tile(const void* values, int64_t cols, const float* x, bool resume, TileSums sums) {
+  const T* row = static_cast<const T*>(values);
+  Accumulators<kTokens> a;
+  a.begin(resume, sums);
+  for (int64_t col = 0; col < cols; ++col, row += kPanelRows, x += kTokens) {
+    F w[kVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) w[v] = load_dense(row + v * kLanes);
+    a.add_column(w, x);
+  }
+  a.end(sums);
+}
+
+// Calls take(column, weights of the panel's 16 rows) for the columns [begin, end), both multiples of a unit.
+template <class Codes, typename Take>
+[[gnu::always_inline]] inline void dequantize(const PackedMatrix& w, const std::byte* panel, int64_t begin, int64_t end, Take&& take) {
+  const int64_t scale_bytes = w.half_scales ? 2 : 4;
+  for (int64_t col = begin; col < end; col += w.unit) {
+    const int64_t group = col / w.unit / w.group_units * kPanelRows;
+    F scale[kVectors], base[kVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      scale[v] = load_scale(panel + group * scale_bytes, v * kLanes, w.half_scales);
+      const F offset = w.has_offset ? load_scale(panel + w.offset_at + group * scale_bytes, v * kLanes, w.half_scales) : set1(0.0f);
+      base[v] = fma(scale[v], set1(static_cast<float>(-w.zero)), offset);
+    }
+    const std::byte* codes = panel + w.codes_at + col / Codes::kColumns * kPanelRows * 4;
+    for (int64_t step = 0; step < w.unit; step += Codes::kColumns, codes += kPanelRows * 4) {
+      I words[kVectors];
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) words[v] = load_words(codes + v * kLanes * 4);
+#pragma GCC unroll 8
+      for (int i = 0; i < Codes::kColumns; ++i) {
+        F values[kVectors];
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) {
+          const I code = bits_of(words[v], i % 4 * 8 + i / 4 * 4, Codes::kColumns == 8 ? 15 : 255);
+          values[v] = fma(scale[v], to_float(code), base[v]);
+        }
+        take(col + step + i, values);
+      }
+    }
+  }
+}
+
+template <class Codes, int kTokens>
+void codes_tile(const PackedMatrix& w, const std::byte* panel, const float* x, TileSums sums) {
+  Accumulators<kTokens> a;
+  a.begin(false, sums);
+  dequantize<Codes>(w, panel, 0, filled_cols(w), [&](int64_t col, const F(&values)[kVectors]) { a.add_column(values, x + col * kTokens); });
+  a.end(sums);
+}
+
+// One panel times one tile, columns [begin, end) of a dense panel or of a dequantised chunk at `values`.
+void dense_tile_for(Form form, int count, const void* values, int64_t cols, const float* x, bool resume, TileSums sums) {
+  with_count<kExactTile>(count, [&](auto c) {
+    switch (form) {
+      case Form::f16: return dense_tile<Half, c.value>(values, cols, x, resume, sums);
+      case Form::bf16: return dense_tile<Bfloat, c.value>(values, cols, x, resume, sums);
+      default: return dense_tile<float, c.value>(values, cols, x, resume, sums);
+    }
+  });
+}
+
+void codes_tile_for(int count, const PackedMatrix& w, const std::byte* panel, const float* x, TileSums sums) {
+  with_count<kExactTile>(count, [&](auto c) {
+    if (w.form == Form::nibbles) return codes_tile<Nibbles, c.value>(w, panel, x, sums);
+    return codes_tile<Bytes, c.value>(w, panel, x, sums);
+  });
+}
+
+void dequantize_chunk(const PackedMatrix& w, const std::byte* panel, int64_t begin, int64_t end, float* out) {
+  const auto put = [&](int64_t col, const F(&values)[kVectors]) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) store(out + (col - begin) * kPanelRows + v * kLanes, values[v]);
+  };
+  if (w.form == Form::nibbles) return dequantize<Nibbles>(w, panel, begin, end, put);
+  dequantize<Bytes>(w, panel, begin, end, put);
+}
+
+// The tiles [range), at most kGroupTokens tokens, of one panel; their sums lie one after another.
+void exact_panel(const LinearTask& task, const std::byte* panel, Range tiles, TileSums sums) {
+  const PackedMatrix& w = *task.weight;
+  const int64_t cols = filled_cols(w);
+  const auto* x = reinterpret_cast<const float*>(task.activations);
+  const auto count_of = [&](int64_t t) { return tile_count(task.tokens - t * kExactTile < kExactTile ? task.tokens - t * kExactTile : kExactTile); };
+  if (w.unit && tiles.end - tiles.begin == 1) {
+    codes_tile_for(count_of(tiles.begin), w, panel, x + tiles.begin * kExactTile * cols, sums);
+    return;
+  }
+  alignas(64) float chunk[kChunk * kPanelRows];
+  const int64_t value_bytes = w.form == Form::f32 ? 4 : 2;
+  for (int64_t begin = 0; begin < cols; begin += kChunk) {
+    const int64_t end = begin + kChunk < cols ? begin + kChunk : cols;
+    if (w.unit) dequantize_chunk(w, panel, begin, end, chunk);
+    const void* values = w.unit ? static_cast<const void*>(chunk) : panel + begin * kPanelRows * value_bytes;
+    for (int64_t t = tiles.begin; t < tiles.end; ++t) {
+      const int count = count_of(t);
+      const int64_t first = t * kExactTile;
+      dense_tile_for(w.form, count, values, end - begin, x + first * cols + begin * count, begin > 0,
+                     {sums.data + (t - tiles.begin) * kExactTile * sums.stride, sums.stride});
+    }
+  }
+}
+
+void run_exact(const LinearTask& task, Range blocks, Range tiles) {
+  constexpr int64_t kGroupTiles = kGroupTokens / kExactTile;
+  alignas(64) float buffer[kGroupTokens * kMostPanels * kPanelRows];
+  const TileSums sums{buffer, task.gated ? kMostPanels * kPanelRows : kPanelRows};
+  for (int64_t begin = tiles.begin; begin < tiles.end; begin += kGroupTiles) {
+    const Range group{begin, begin + kGroupTiles < tiles.end ? begin + kGroupTiles : tiles.end};
+    const int64_t first = group.begin * kExactTile;
+    const int64_t end = group.end * kExactTile < task.tokens ? group.end * kExactTile : task.tokens;
+    for (int64_t block = blocks.begin; block < blocks.end; ++block) {
+      const BlockPanels needed = panels_of(task, block);
+      for (int i = 0; i < needed.count; ++i) exact_panel(task, needed.panels[i], group, {sums.data + i * kPanelRows, sums.stride});
+      finish_block(task, block, first, end - first, sums, needed.up_at);
+    }
+  }
+}

@@ -1,0 +1,109 @@
+// Kernels over rows of values, all but linears and attention: one table of functions an instruction set. Plain structs and
+// internal functions only: this header is compiled into every instruction set's translation unit, and a shared function emitted
+// there could be linked in for a machine without that set.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/dtype.h"
+#include "program/ops.h"
+
+namespace maga::cpu {
+
+// Tokens of a K/V block. A page holds whole blocks; keys lie transposed in a block, so a vector's lanes are tokens.
+constexpr int64_t kBlockTokens = 16;
+
+// 16-bit floats in K/V pages.
+struct F16 {
+  uint16_t bits;
+};
+struct BF16 {
+  uint16_t bits;
+};
+
+struct NormRows {
+  const float* in;
+  int64_t in_stride;
+  float* out;
+  int64_t out_stride;
+  int64_t rows, groups, group;  // each row holds `groups` runs of `group` columns, normalised apart
+  const float* weight;          // (group), null: ones
+  const float* bias;            // (group), null: zeros
+  NormKind kind;
+  float eps, weight_offset;
+};
+
+struct ActivationRows {
+  const float* gate;
+  int64_t gate_stride;
+  const float* up;  // null: none
+  int64_t up_stride;
+  float* out;
+  int64_t out_stride;
+  int64_t rows, width;
+  ActivationKind kind;
+};
+
+struct AddRows {
+  const float* a;
+  int64_t a_stride;
+  const float* b;
+  int64_t b_stride;
+  float* out;
+  int64_t out_stride;
+  int64_t rows, width;
+};
+
+// Rotates `heads` heads of each row in place. `turns[row]`: rotary_dim / 2 cosines, then as many sines; interleaved: rotary_dim
+// cosines, each twice, then rotary_dim sines, each twice, the first of a pair negated.
+struct RopeRows {
+  float* x;
+  int64_t stride;
+  int64_t rows, heads, head_dim, rotary_dim;
+  bool interleaved;
+  const float* const* turns;
+};
+
+// Where a token's keys and values go, before the layer's and the head's offset.
+struct KvSlot {
+  int64_t page;   // bytes from the pool's start to the page
+  int64_t block;  // of the page's blocks of one head
+  int64_t lane;   // of the block's tokens
+};
+
+// How one layer lies in a page: for each KV head, for each block: keys (head_dim, 16), then values (16, v_dim).
+struct KvLayer {
+  std::byte* base;  // of page 0, at this layer
+  int64_t page_bytes, blocks_per_page;
+  int64_t block_bytes;
+  int64_t kv_heads, head_dim, v_dim;
+  DType dtype;
+};
+
+static inline std::byte* kv_block(const KvLayer& layer, int64_t page_offset, int64_t head, int64_t block_of_page) {
+  return layer.base + page_offset + (head * layer.blocks_per_page + block_of_page) * layer.block_bytes;
+}
+
+struct WriteKvRows {
+  const float* k;
+  int64_t k_stride;
+  const float* v;
+  int64_t v_stride;
+  int64_t rows;
+  KvLayer layer;
+  const KvSlot* slots;
+};
+
+struct RowKernels {
+  void (*norm)(const NormRows&);
+  void (*activation)(const ActivationRows&);
+  void (*add)(const AddRows&);
+  void (*rope)(const RopeRows&);
+  void (*scale)(float* x, float factor, int64_t count);
+  void (*write_kv)(const WriteKvRows&);
+};
+
+extern const RowKernels kRowsGeneric, kRowsAvx2, kRowsAvx512, kRowsNeon;
+
+}  // namespace maga::cpu

@@ -1,0 +1,145 @@
+// The row kernels, written once over Vec. Included inside an unnamed namespace after vec_math.inl.
+
+template <typename Body>
+inline void for_each_vec(int64_t width, Body body) {  // body(column, lanes)
+  int64_t i = 0;
+  for (; i + kLanes <= width; i += kLanes) body(i, kLanes);
+  if (i < width) body(i, static_cast<int>(width - i));
+}
+
+inline Vec load_up_to(const float* p, int n) { return n == kLanes ? load(p) : load_first(p, n); }
+inline void store_up_to(float* p, Vec x, int n) { n == kLanes ? store(p, x) : store_first(p, x, n); }
+
+// Four sums side by side, so that the additions do not wait for each other.
+template <typename Term>
+inline float sum_over(int64_t width, Term term) {  // term(column, lanes), zero in the lanes past the end
+  Vec sums[4] = {broadcast(0), broadcast(0), broadcast(0), broadcast(0)};
+  int64_t i = 0;
+  for (; i + 4 * kLanes <= width; i += 4 * kLanes)
+    for (int j = 0; j < 4; ++j) sums[j] = sums[j] + term(i + j * kLanes, kLanes);
+  for (; i < width; i += kLanes) sums[0] = sums[0] + term(i, width - i < kLanes ? static_cast<int>(width - i) : kLanes);
+  return sum_lanes((sums[0] + sums[1]) + (sums[2] + sums[3]));
+}
+
+void norm_run(const NormRows& a, const float* x, float* y) {
+  const float n = static_cast<float>(a.group);
+  float mean = 0;
+  if (a.kind == NormKind::layer) mean = sum_over(a.group, [&](int64_t i, int lanes) { return load_up_to(x + i, lanes); }) / n;
+  const float squares = sum_over(a.group, [&](int64_t i, int lanes) {
+    Vec d = load_up_to(x + i, lanes);
+    if (a.kind == NormKind::layer) d = keep_lanes(d - broadcast(mean), 0, lanes, broadcast(0));
+    return d * d;
+  });
+  const Vec inverse = broadcast(1.0f / __builtin_sqrtf(squares / n + a.eps));
+  for_each_vec(a.group, [&](int64_t i, int lanes) {
+    Vec d = load_up_to(x + i, lanes);
+    if (a.kind == NormKind::layer) d = d - broadcast(mean);
+    d = d * inverse;
+    if (a.weight) d = d * (load_up_to(a.weight + i, lanes) + broadcast(a.weight_offset));
+    if (a.bias) d = d + load_up_to(a.bias + i, lanes);
+    store_up_to(y + i, d, lanes);
+  });
+}
+
+void norm(const NormRows& a) {
+  for (int64_t row = 0; row < a.rows; ++row)
+    for (int64_t g = 0; g < a.groups; ++g)
+      norm_run(a, a.in + row * a.in_stride + g * a.group, a.out + row * a.out_stride + g * a.group);
+}
+
+template <typename Function>
+void activate(const ActivationRows& a, Function function) {
+  for (int64_t row = 0; row < a.rows; ++row) {
+    const float* gate = a.gate + row * a.gate_stride;
+    const float* up = a.up ? a.up + row * a.up_stride : nullptr;
+    float* out = a.out + row * a.out_stride;
+    for_each_vec(a.width, [&](int64_t i, int lanes) {
+      Vec y = function(load_up_to(gate + i, lanes));
+      if (up) y = y * load_up_to(up + i, lanes);
+      store_up_to(out + i, y, lanes);
+    });
+  }
+}
+
+void activation(const ActivationRows& a) {
+  switch (a.kind) {
+    case ActivationKind::silu: return activate(a, [](Vec x) { return silu(x); });
+    case ActivationKind::gelu: return activate(a, [](Vec x) { return gelu(x); });
+    case ActivationKind::gelu_tanh: return activate(a, [](Vec x) { return gelu_tanh(x); });
+    case ActivationKind::relu: return activate(a, [](Vec x) { return relu(x); });
+  }
+}
+
+void add(const AddRows& a) {
+  for (int64_t row = 0; row < a.rows; ++row) {
+    const float* x = a.a + row * a.a_stride;
+    const float* y = a.b + row * a.b_stride;
+    float* out = a.out + row * a.out_stride;
+    for_each_vec(a.width,
+                 [&](int64_t i, int lanes) { store_up_to(out + i, load_up_to(x + i, lanes) + load_up_to(y + i, lanes), lanes); });
+  }
+}
+
+void scale(float* x, float factor, int64_t count) {
+  for_each_vec(count, [&](int64_t i, int lanes) { store_up_to(x + i, load_up_to(x + i, lanes) * broadcast(factor), lanes); });
+}
+
+inline void rotate_halves(float* x, const float* turn, int64_t half) {
+  for_each_vec(half, [&](int64_t j, int lanes) {
+    const Vec c = load_up_to(turn + j, lanes), s = load_up_to(turn + half + j, lanes);
+    const Vec a = load_up_to(x + j, lanes), b = load_up_to(x + half + j, lanes);
+    store_up_to(x + j, fma(a, c, broadcast(0) - b * s), lanes);
+    store_up_to(x + half + j, fma(b, c, a * s), lanes);
+  });
+}
+
+inline void rotate_pairs(float* x, const float* turn, int64_t rotary_dim) {
+  for_each_vec(rotary_dim, [&](int64_t j, int lanes) {  // an even number of lanes: pairs stay together
+    const Vec c = load_up_to(turn + j, lanes), s = load_up_to(turn + rotary_dim + j, lanes);
+    const Vec a = load_up_to(x + j, lanes);
+    store_up_to(x + j, fma(a, c, swap_pairs(a) * s), lanes);
+  });
+}
+
+void rope(const RopeRows& a) {
+  for (int64_t row = 0; row < a.rows; ++row)
+    for (int64_t head = 0; head < a.heads; ++head) {
+      float* x = a.x + row * a.stride + head * a.head_dim;
+      if (a.interleaved)
+        rotate_pairs(x, a.turns[row], a.rotary_dim);
+      else
+        rotate_halves(x, a.turns[row], a.rotary_dim / 2);
+    }
+}
+
+template <typename E>
+void write_kv_as(const WriteKvRows& a) {
+  const KvLayer& layer = a.layer;
+  for (int64_t row = 0; row < a.rows; ++row)
+    for (int64_t head = 0; head < layer.kv_heads; ++head) {
+      const KvSlot& slot = a.slots[row];
+      E* keys = reinterpret_cast<E*>(kv_block(layer, slot.page, head, slot.block));
+      E* values = keys + layer.head_dim * kBlockTokens + slot.lane * layer.v_dim;
+      const float* k = a.k + row * a.k_stride + head * layer.head_dim;
+      const float* v = a.v + row * a.v_stride + head * layer.v_dim;
+      E lanes_of[kLanes];
+      for_each_vec(layer.head_dim, [&](int64_t i, int lanes) {
+        store(lanes_of, load_up_to(k + i, lanes));
+        for (int j = 0; j < lanes; ++j) keys[(i + j) * kBlockTokens + slot.lane] = lanes_of[j];
+      });
+      for_each_vec(layer.v_dim, [&](int64_t i, int lanes) {
+        store(lanes_of, load_up_to(v + i, lanes));
+        for (int j = 0; j < lanes; ++j) values[i + j] = lanes_of[j];
+      });
+    }
+}
+
+void write_kv(const WriteKvRows& a) {
+  switch (a.layer.dtype) {
+    case DType::f16: return write_kv_as<F16>(a);
+    case DType::bf16: return write_kv_as<BF16>(a);
+    default: return write_kv_as<float>(a);
+  }
+}
+
+constexpr RowKernels kTable{norm, activation, add, rope, scale, write_kv};

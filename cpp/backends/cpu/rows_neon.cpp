@@ -1,0 +1,17 @@
+// AArch64 NEON.
+#include <arm_neon.h>
+
+#include "backends/cpu/row_kernels.h"
+
+namespace maga::cpu {
+namespace {
+#include "backends/cpu/vec_neon.inl"
+// clang-format off: the order matters
+#include "backends/cpu/vec_math.inl"
+#include "backends/cpu/rows.inl"
+// clang-format on
+}  // namespace
+
+const RowKernels kRowsNeon = kTable;
+
+}  // namespace maga::cpu

@@ -1,0 +1,48 @@
+"""Readers: every checkpoint, whatever its files, is names, shapes, dtypes and lazily mapped tensors."""
+
+from pathlib import Path
+
+from maga_transformer.checkpoint.gguf import GgufCheckpoint
+from maga_transformer.checkpoint.interface import Checkpoint
+from maga_transformer.checkpoint.safetensors import SafetensorsCheckpoint
+
+__all__ = ["Checkpoint", "GgufCheckpoint", "SafetensorsCheckpoint", "open_checkpoint"]
+
+_TORCH_SUFFIXES = (".bin", ".pt", ".pth")
+
+
+def open_checkpoint(path: str) -> Checkpoint:
+    """Opens a Hugging Face folder (safetensors), a GGUF file, or a folder that holds exactly one GGUF model.
+
+    Raises FileNotFoundError for what is not there and ValueError for what cannot be read, naming the file.
+    """
+    place = Path(path)
+    if not place.exists():
+        raise FileNotFoundError(f"{path}: no such file or folder")
+    if place.is_file():
+        if place.suffix == ".safetensors":
+            raise ValueError(f"{path}: give the folder that holds this file and its config.json")
+        if place.suffix in _TORCH_SUFFIXES:
+            raise ValueError(_torch_message(place))
+        return GgufCheckpoint(str(place))
+    if any(place.glob("*.safetensors")) or (place / "model.safetensors.index.json").exists():
+        return SafetensorsCheckpoint(str(place))
+    gguf = [file for file in sorted(place.glob("*.gguf")) if not _is_later_split(file.name)]
+    if len(gguf) == 1:
+        return GgufCheckpoint(str(gguf[0]))
+    if gguf:
+        raise ValueError(f"{path}: holds {len(gguf)} GGUF models, give one of them: {', '.join(file.name for file in gguf)}")
+    torch = [file for suffix in _TORCH_SUFFIXES for file in sorted(place.glob(f"*{suffix}"))]
+    if torch:
+        raise ValueError(_torch_message(torch[0]))
+    raise FileNotFoundError(f"{path}: no weights here (looked for *.safetensors and *.gguf)")
+
+
+def _is_later_split(name: str) -> bool:
+    """model-00002-of-00003.gguf: reached through the first file."""
+    parts = name.removesuffix(".gguf").split("-")
+    return len(parts) > 3 and parts[-2] == "of" and parts[-3].isdigit() and int(parts[-3]) > 1
+
+
+def _torch_message(file: Path) -> str:
+    return f"{file}: pickled torch weights are not supported; convert the model to safetensors (save_pretrained does)"

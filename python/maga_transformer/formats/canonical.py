@@ -1,0 +1,70 @@
+"""Canonical weights: every format is read into one of these forms, exactly. Backends pack nothing else (cpp/program/weight.h)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Values as they are."""
+
+    values: Array  # (rows, columns) or (n); bf16 as its bits in uint16
+    dtype: str  # fp32, fp16 or bf16
+
+    def dequantize(self) -> npt.NDArray[np.float32]:
+        if self.dtype == "bf16":
+            return (self.values.astype(np.uint32) << 16).view(np.float32)
+        return self.values.astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Affine:
+    """values[r, c] = scale[r, c // group] * (codes[r, c] - zero) + offset[r, c // group]"""
+
+    codes: npt.NDArray[np.uint8]  # (rows, columns), each below 2**bits
+    bits: int
+    group: int  # columns that share a scale
+    scale: npt.NDArray[np.float32]  # (rows, columns // group)
+    offset: npt.NDArray[np.float32] | None  # the same shape
+    zero: int
+
+    def dequantize(self) -> npt.NDArray[np.float32]:
+        rows, columns = self.codes.shape
+        steps = self.codes.reshape(rows, columns // self.group, self.group).astype(np.float32) - np.float32(self.zero)
+        values: npt.NDArray[np.float32] = self.scale[:, :, None] * steps
+        if self.offset is not None:
+            values += self.offset[:, :, None]
+        return values.reshape(rows, columns)
+
+
+Canonical = Dense | Affine
+
+
+def concatenate(parts: list[Canonical]) -> Canonical:
+    """Stacks weights along the rows. All must share one form and its parameters: the program builder groups them so."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    if isinstance(first, Dense):
+        if any(not isinstance(part, Dense) or part.dtype != first.dtype for part in parts):
+            raise ValueError("weights of different formats cannot be stacked")
+        return Dense(np.concatenate([part.values for part in parts if isinstance(part, Dense)]), first.dtype)
+    affine = [part for part in parts if isinstance(part, Affine)]
+    form = (first.bits, first.group, first.zero, first.offset is None)
+    if len(affine) != len(parts) or any((part.bits, part.group, part.zero, part.offset is None) != form for part in affine):
+        raise ValueError("weights of different formats cannot be stacked")
+    return Affine(
+        codes=np.concatenate([part.codes for part in affine]),
+        bits=first.bits,
+        group=first.group,
+        scale=np.concatenate([part.scale for part in affine]),
+        offset=None if first.offset is None else np.concatenate([part.offset for part in affine if part.offset is not None]),
+        zero=first.zero,
+    )

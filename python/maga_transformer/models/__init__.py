@@ -1,0 +1,45 @@
+"""Model families as programs. To add one: a file with a Family here, and its class in _FAMILIES."""
+
+from maga_transformer._core import Program
+from maga_transformer.checkpoint import Checkpoint
+from maga_transformer.models.family import Family
+from maga_transformer.models.llama import Llama, Mistral
+from maga_transformer.models.qwen2 import Qwen2
+from maga_transformer.models.qwen3 import Qwen3
+
+__all__ = ["Family", "build_program", "families"]
+
+_FAMILIES: tuple[type[Family], ...] = (Llama, Mistral, Qwen2, Qwen3)
+
+
+def families() -> dict[str, type[Family]]:
+    """Every family by MODEL_TYPE name, alias and architecture."""
+    return {name: family for family in _FAMILIES for name in (family.model_type, *family.aliases, *family.architectures)}
+
+
+def build_program(checkpoint: Checkpoint, model_type: str | None = None) -> tuple[Program, Family]:
+    """`model_type` None: by the checkpoint's `architectures`. ValueError for a type or architecture that is not known, and for a
+    type that contradicts a known architecture."""
+    family = _choose(checkpoint, model_type)(checkpoint)
+    return family.build(), family
+
+
+def _choose(checkpoint: Checkpoint, model_type: str | None) -> type[Family]:
+    known = families()
+    types = ", ".join(family.model_type for family in _FAMILIES)
+    listed = checkpoint.config.get("architectures") or []
+    architectures = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
+    found = next((known[name] for name in architectures if name in known), None)
+    if model_type is None:
+        if found is None and not architectures:
+            found = known.get(str(checkpoint.config.get("model_type")))
+        if found is None:
+            name = architectures[0] if architectures else checkpoint.config.get("model_type")
+            raise ValueError(f"{checkpoint.path}: architecture {name!r} is not supported (model types: {types})")
+        return found
+    if model_type not in known:
+        raise ValueError(f"model type {model_type!r} is not known (model types: {types})")
+    wanted = known[model_type]
+    if found is not None and found is not wanted and not issubclass(found, wanted):
+        raise ValueError(f"model type {model_type!r} does not fit {checkpoint.path}, which is of type {found.model_type!r}")
+    return wanted if found is None else found

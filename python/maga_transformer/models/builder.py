@@ -1,0 +1,218 @@
+"""Writes a Program from a family's description: finds tensors, checks their shapes, and appends plain ops (the backend fuses)."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from maga_transformer._core import Program, View
+from maga_transformer.checkpoint import Checkpoint
+from maga_transformer.models.rope import Rope
+
+_ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+# Buffers that some exporters store beside the weights; they follow from the config.
+_BUFFERS = re.compile(r"rotary(_pos)?_emb\.(inv_freq|cos_cached|sin_cached)$")
+
+
+@dataclass(frozen=True)
+class Heads:
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+class Builder:
+    """Methods take and return Views; a tensor that is missing, surplus or of another shape is a ValueError that names it."""
+
+    def __init__(self, checkpoint: Checkpoint, family: str) -> None:
+        self.program = Program()
+        self.program.family = family
+        self._checkpoint = checkpoint
+        self._names = set(checkpoint.names())
+        self._used: set[str] = set()
+        self._weights: dict[tuple[str, ...], int] = {}
+        self._rope_tables: dict[int, int] = {}
+        self._rows: dict[int, str] = {}  # of each value: tokens or logits
+        self._layers = 0
+
+    # --- ops ---
+
+    def embed(self, table: str, *, vocab: int | None, hidden: int | None) -> View:
+        """`vocab` and `hidden` may be None: the table's own size."""
+        rows, columns = self._matrix(table, vocab, hidden)
+        out = self._value("embedding", columns)
+        self.program.embed(out, self._weight([table], [rows, columns]))
+        return out
+
+    def rms_norm(self, x: View, module: str, eps: float) -> View:
+        out = self._value(module, x.width, self._rows[x.value])
+        self.program.norm(out, x, weight=self._vector([module + ".weight"], x.width), kind="rms", eps=eps, group=x.width)
+        return out
+
+    def head_norm(self, x: View, module: str, eps: float, head_dim: int) -> None:
+        """RMS norm of each head, in place."""
+        self.program.norm(x, x, weight=self._vector([module + ".weight"], head_dim), kind="rms", eps=eps, group=head_dim)
+
+    def linear(self, x: View, module: str, *, width: int | None = None, bias: bool = False) -> View:
+        return self.linears(x, [module], widths=[width], bias=bias)[0]
+
+    def linears(self, x: View, modules: Sequence[str], *, widths: Sequence[int | None], bias: bool = False) -> list[View]:
+        """Several linears of one input as neighbouring columns of one value. Neighbours stored in the same format become one
+        matrix; others stay apart, since a common format would cost bytes or exactness."""
+        sizes = [self._matrix(m + ".weight", width, x.width)[0] for m, width in zip(modules, widths, strict=True)]
+        value = self._value(_joined(modules), sum(sizes), self._rows[x.value])
+        views, offset = [], 0
+        for size in sizes:
+            views.append(View(value.value, offset, size))
+            offset += size
+        parts = list(zip(modules, views, strict=True))
+        for _, group in groupby(parts, key=lambda part: self._checkpoint.dtype(part[0] + ".weight")):
+            names, outs = zip(*group, strict=True)
+            out = View(value.value, outs[0].offset, sum(view.width for view in outs))
+            weight = self._weight([name + ".weight" for name in names], [out.width, x.width])
+            sources = [name + ".bias" for name in names]
+            if bias:
+                for source, view in zip(sources, outs, strict=True):
+                    self._check(source, (view.width,))
+            self.program.linear(out, x, weight=weight, bias=self._weight(sources, [out.width]) if bias else -1)
+        return views
+
+    def qkv(self, x: View, module: str, heads: Heads, *, bias: bool = False) -> list[View]:
+        """(tokens, heads * head_dim), and keys and values (tokens, kv_heads * head_dim)."""
+        q, kv = heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim
+        return self.linears(x, [f"{module}.{name}_proj" for name in "qkv"], widths=[q, kv, kv], bias=bias)
+
+    def rope(self, views: Sequence[View], rope: Rope, head_dim: int) -> None:
+        """Rotates in place."""
+        if id(rope) not in self._rope_tables:
+            self._rope_tables[id(rope)] = self.program.rope_table(
+                rope.rotary_dim,
+                rope.inv_freq,
+                multiplier=rope.multiplier,
+                theta=rope.theta,
+                dynamic_factor=rope.dynamic_factor,
+                max_positions=rope.max_positions,
+            )
+        for view in views:
+            self.program.rope(view, head_dim=head_dim, table=self._rope_tables[id(rope)])
+
+    def attention(self, q: View, k: View, v: View, heads: Heads, *, window: int = 0) -> View:
+        """Causal attention over pages of its own; `window` counts the keys that a query sees, 0 is all of them."""
+        out = self._value(f"attention.{self._layers}", q.width)
+        self.program.attention(
+            out,
+            q,
+            k,
+            v,
+            layer=self.program.cache_layer(heads.kv_heads, heads.head_dim, heads.head_dim),
+            heads=heads.heads,
+            kv_heads=heads.kv_heads,
+            head_dim=heads.head_dim,
+            scale=heads.head_dim**-0.5,
+            window=window,
+        )
+        self._layers += 1
+        return out
+
+    def gated_mlp(self, x: View, module: str, activation: str, *, width: int | None = None, bias: bool = False) -> View:
+        """down(act(gate(x)) * up(x)), back to the width of x. `width` None: the gate's own size."""
+        if activation not in _ACTIVATIONS:
+            raise ValueError(
+                f"{self._checkpoint.path}: activation {activation!r} is not supported (supported: {', '.join(_ACTIVATIONS)})"
+            )
+        if width is None:
+            width = self._matrix(f"{module}.gate_proj.weight", None, x.width)[0]
+        gate, up = self.linears(x, [f"{module}.gate_proj", f"{module}.up_proj"], widths=[width, width], bias=bias)
+        hidden = self._value(f"{module}.hidden", width)
+        self.program.activation(hidden, gate, up, kind=_ACTIVATIONS[activation])
+        return self.linear(hidden, f"{module}.down_proj", width=x.width, bias=bias)
+
+    def add(self, a: View, b: View) -> View:
+        out = self._value("residual", a.width, self._rows[a.value])
+        self.program.add(out, a, b)
+        return out
+
+    def select(self, x: View) -> View:
+        """The rows that need logits."""
+        out = self._value("selected", x.width, "logits")
+        self.program.select(out, x)
+        return out
+
+    def head(self, x: View, table: str, *, vocab: int | None) -> None:
+        """Logits from the selected rows; ends the program."""
+        rows, columns = self._matrix(table, vocab, x.width)
+        logits = self._value("logits", rows, "logits")
+        self.program.linear(logits, x, weight=self._weight([table], [rows, columns]))
+        self.program.logits = logits.value
+        self.program.vocab = rows
+
+    # --- tensors ---
+
+    def has(self, name: str) -> bool:
+        return name in self._names
+
+    def ignore(self, name: str) -> None:
+        """Counts a tensor as used, so that `finish` does not report it."""
+        self._used.add(name)
+
+    def finish(self) -> Program:
+        """Refuses tensors that no op uses: they mean that the model is another one than the config says."""
+        surplus = sorted(name for name in self._names - self._used if not _BUFFERS.search(name))
+        if surplus:
+            more = f" and {len(surplus) - 5} more" if len(surplus) > 5 else ""
+            raise ValueError(
+                f"{self._checkpoint.file(surplus[0])}: the model has no place for these tensors: {', '.join(surplus[:5])}{more}"
+            )
+        self.program.validate()
+        return self.program
+
+    def _value(self, name: str, width: int, rows: str = "tokens") -> View:
+        view = self.program.value(name, width, rows)
+        self._rows[view.value] = rows
+        return view
+
+    def _check(self, name: str, expected: tuple[int | None, ...]) -> tuple[int, ...]:
+        """The tensor's shape, which must agree with `expected` where that is not None."""
+        wanted = "(" + ", ".join("any" if size is None else str(size) for size in expected) + ")"
+        if name not in self._names:
+            raise ValueError(f"{self._checkpoint.path}: tensor {name} is missing (expected shape {wanted})")
+        shape = self._checkpoint.shape(name)
+        if len(shape) != len(expected) or any(e is not None and e != s for e, s in zip(expected, shape, strict=True)):
+            raise ValueError(f"{self._checkpoint.file(name)}: tensor {name} has shape {shape}, expected {wanted}")
+        self._used.add(name)
+        return shape
+
+    def _matrix(self, name: str, rows: int | None, columns: int | None) -> tuple[int, int]:
+        found = self._check(name, (rows, columns))
+        return found[0], found[1]
+
+    def _vector(self, sources: list[str], size: int) -> int:
+        for source in sources:
+            self._check(source, (size,))
+        return self._weight(sources, [size])
+
+    def _weight(self, sources: list[str], shape: list[int]) -> int:
+        """One weight per set of sources, so that tied tensors are stored once."""
+        key = tuple(sources)
+        if key not in self._weights:
+            self._weights[key] = self.program.weight(_joined(sources), sources, shape)
+        return self._weights[key]
+
+
+def _joined(names: Sequence[str]) -> str:
+    """a.q.weight, a.k.weight -> a.(q|k).weight"""
+    if len(names) == 1:
+        return names[0]
+    split = [name.split(".") for name in names]
+    prefix = 0
+    while len({tuple(parts[: prefix + 1]) for parts in split}) == 1:
+        prefix += 1
+    middle = "|".join(parts[prefix] for parts in split)
+    return ".".join([*split[0][:prefix], f"({middle})", *split[0][prefix + 1 :]])

@@ -1,0 +1,21 @@
+"""Qwen1.5, Qwen2 and Qwen2.5 (https://arxiv.org/abs/2407.10671): biases on q, k and v, windows in the upper layers."""
+
+from maga_transformer._core import View
+from maga_transformer.models.builder import Builder
+from maga_transformer.models.family import Family
+
+
+class Qwen2(Family):
+    model_type = "qwen_2"
+    aliases = ("qwen2",)
+    architectures = ("Qwen2ForCausalLM",)
+
+    def layer(self, b: Builder, x: View, i: int) -> View:
+        module = f"model.layers.{i}"
+        h = b.rms_norm(x, f"{module}.input_layernorm", self.eps)
+        q, k, v = b.qkv(h, f"{module}.self_attn", self.heads, bias=True)
+        b.rope([q, k], self.rope, self.heads.head_dim)
+        h = b.attention(q, k, v, self.heads, window=self.sliding_window(i))
+        x = b.add(x, b.linear(h, f"{module}.self_attn.o_proj", width=self.hidden))
+        h = b.rms_norm(x, f"{module}.post_attention_layernorm", self.eps)
+        return b.add(x, b.gated_mlp(h, f"{module}.mlp", self.activation, width=self.intermediate))

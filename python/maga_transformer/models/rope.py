@@ -1,0 +1,177 @@
+"""Rotary position embeddings: the frequencies of every scaling method, from config.json's keys.
+
+Plain and linear: https://arxiv.org/abs/2104.09864 and kaiokendev's note; dynamic NTK: r/LocalLLaMA; YaRN:
+https://arxiv.org/abs/2309.00071; llama3: the Llama 3.1 release.
+"""
+
+import logging
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from maga_transformer.models.config import ModelConfig, positive_number
+
+log = logging.getLogger(__name__)
+
+Frequencies = npt.NDArray[np.float64]
+
+_KNOWN_KEYS = {
+    "default": set(),
+    "linear": {"factor"},
+    "dynamic": {"factor"},
+    "llama3": {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
+    "yarn": {
+        "factor", "original_max_position_embeddings", "beta_fast", "beta_slow",
+        "truncate", "attention_factor", "mscale", "mscale_all_dim",
+    },
+    "divisors": {"divisors"},
+}  # fmt: skip
+_SHARED_KEYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "max_position_embeddings"}
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Arguments of Program.rope_table, and the context length that the scaling makes possible."""
+
+    rotary_dim: int
+    inv_freq: list[float]
+    multiplier: float
+    theta: float
+    dynamic_factor: float
+    max_positions: int
+    extended_positions: int
+
+
+def read_rope(config: ModelConfig, head_dim: int, *, theta: float = 10000.0) -> Rope:
+    """`theta` is the family's default base. Accepts rope_theta and rope_scaling side by side, and transformers 5's
+    rope_parameters dict; `type` is the old name of `rope_type`."""
+    scaling = _scaling(config)
+    base = positive_number(config, "rope_theta", scaling.get("rope_theta") or config.get("rope_theta") or theta)
+    if base <= 1:
+        raise config.error("rope_theta", base, "more than 1")
+    partial = positive_number(
+        config, "partial_rotary_factor", scaling.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
+    )
+    rotary_dim = int(head_dim * partial)
+    if rotary_dim < 2 or rotary_dim % 2 or rotary_dim > head_dim:
+        raise ValueError(
+            f"{config.path}: {rotary_dim} rotary dimensions of a head of {head_dim}, expected an even number up to that"
+        )
+    positions = config.integer("max_position_embeddings", 2048)
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind not in _KNOWN_KEYS:
+        valid = ", ".join(name for name in _KNOWN_KEYS if name != "divisors")
+        raise ValueError(f"{config.path}: rope type {kind!r} is not supported (supported: {valid})")
+    unknown = scaling.keys() - _KNOWN_KEYS[kind] - _SHARED_KEYS
+    if unknown:
+        log.warning("%s: rope type %s does not use the keys %s", config.path, kind, ", ".join(sorted(unknown)))
+
+    frequencies = base ** -(np.arange(0, rotary_dim, 2) / rotary_dim)
+    multiplier, dynamic_factor, extended = 1.0, 0.0, positions
+    if kind == "divisors":
+        divisors = np.asarray(scaling["divisors"])
+        if divisors.shape != frequencies.shape or not (np.isfinite(divisors) & (divisors > 0)).all():
+            raise ValueError(f"{config.path}: rope_freqs holds {divisors.size} values, expected {frequencies.size} above 0")
+        frequencies = frequencies / divisors
+    elif kind != "default":
+        factor = _factor(config, scaling, positions)
+        if kind == "linear":
+            frequencies = frequencies / factor
+            extended = int(positions * factor)
+        elif kind == "dynamic":
+            dynamic_factor = factor
+            extended = int(positions * factor)
+        elif kind == "llama3":
+            frequencies = _llama3(config, scaling, frequencies, factor)
+        else:
+            original = _original_positions(config, scaling)
+            frequencies = _yarn(config, scaling, frequencies, base, factor, original)
+            multiplier = _yarn_multiplier(config, scaling, factor)
+            extended = max(positions, int(original * factor))
+    inv_freq = frequencies.astype(np.float32).astype(float).tolist()
+    return Rope(rotary_dim, inv_freq, multiplier, base, dynamic_factor, positions, extended)
+
+
+def _scaling(config: ModelConfig) -> dict[str, Any]:
+    merged: dict[str, Any] = {}
+    for key in ("rope_scaling", "rope_parameters"):
+        value = config.get(key)
+        if value is None:
+            continue
+        if not isinstance(value, dict):
+            raise config.error(key, value, "an object")
+        if any(isinstance(item, dict) for item in value.values()):
+            raise ValueError(f"{config.path}: {key} differs between layer types, which this family does not have")
+        merged.update({name: item for name, item in value.items() if item is not None})
+    return merged
+
+
+def _factor(config: ModelConfig, scaling: dict[str, Any], positions: int) -> float:
+    if scaling.get("factor") is None and scaling.get("rope_type", scaling.get("type")) == "yarn":
+        return positions / _original_positions(config, scaling)
+    factor = positive_number(config, "rope_scaling.factor", scaling.get("factor"))
+    if factor < 1:
+        raise config.error("rope_scaling.factor", factor, "at least 1")
+    return factor
+
+
+def _original_positions(config: ModelConfig, scaling: dict[str, Any]) -> float:
+    key = "original_max_position_embeddings"
+    return positive_number(config, key, scaling.get(key) or config.get(key) or config.get("max_position_embeddings"))
+
+
+def _setting(config: ModelConfig, scaling: dict[str, Any], key: str, default: float) -> float:
+    value = scaling.get(key)
+    return default if value is None else positive_number(config, f"rope_scaling.{key}", value)
+
+
+def _llama3(config: ModelConfig, scaling: dict[str, Any], frequencies: Frequencies, factor: float) -> Frequencies:
+    """Long wavelengths are stretched by `factor`, short ones kept, those between blended."""
+    low = _setting(config, scaling, "low_freq_factor", 1.0)
+    high = _setting(config, scaling, "high_freq_factor", 4.0)
+    if high <= low:
+        raise config.error("rope_scaling.high_freq_factor", high, f"more than low_freq_factor, which is {low}")
+    turns = _original_positions(config, scaling) * frequencies / (2 * math.pi)
+    kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    blended: Frequencies = (1 - kept) * frequencies / factor + kept * frequencies
+    return blended
+
+
+def _yarn(
+    config: ModelConfig, scaling: dict[str, Any], frequencies: Frequencies, base: float, factor: float, original: float
+) -> Frequencies:
+    """Dimensions that turn often over the original context are kept, those that turn less than once are stretched."""
+    rotary_dim = 2 * frequencies.size
+
+    def dimension_of(turns: float) -> float:
+        return rotary_dim * math.log(original / (2 * math.pi * turns)) / (2 * math.log(base))
+
+    low = dimension_of(_setting(config, scaling, "beta_fast", 32.0))
+    high = dimension_of(_setting(config, scaling, "beta_slow", 1.0))
+    if scaling.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rotary_dim - 1)
+    if low == high:
+        high += 0.001
+    stretched = np.clip((np.arange(frequencies.size) - low) / (high - low), 0.0, 1.0)
+    blended: Frequencies = stretched * frequencies / factor + (1 - stretched) * frequencies
+    return blended
+
+
+def _yarn_multiplier(config: ModelConfig, scaling: dict[str, Any], factor: float) -> float:
+    """On cos and sin, so attention scores grow by its square."""
+
+    def strength(scale: float) -> float:
+        return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    if scaling.get("attention_factor") is not None:
+        return positive_number(config, "rope_scaling.attention_factor", scaling["attention_factor"])
+    mscale, all_dim = scaling.get("mscale"), scaling.get("mscale_all_dim")
+    if mscale and all_dim:
+        return strength(positive_number(config, "rope_scaling.mscale", mscale)) / strength(
+            positive_number(config, "rope_scaling.mscale_all_dim", all_dim)
+        )
+    return strength(1.0)

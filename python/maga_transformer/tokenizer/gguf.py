@@ -1,0 +1,157 @@
+"""Tokenizers from GGUF metadata, rebuilt so that they encode as the original did: byte-level BPE and SentencePiece BPE."""
+
+import logging
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers, processors
+from tokenizers.models import BPE
+
+from maga_transformer.tokenizer.bytelevel import BYTE_OF, LETTER_OF
+from maga_transformer.tokenizer.pretokenizers import PRE_TOKENIZATIONS
+
+log = logging.getLogger(__name__)
+
+_CONTROL, _USER_DEFINED, _UNKNOWN_TYPE = 3, 4, 2
+_BLANK = "▁"
+
+
+class GgufVocabulary:
+    """The tokenizer.* keys of a file, checked."""
+
+    def __init__(self, path: str, metadata: dict[str, Any]) -> None:
+        self.path = path
+        self.metadata = metadata
+        self.model = metadata.get("tokenizer.ggml.model")
+        self.tokens = self._list("tokens", str)
+        if not self.tokens:
+            raise ValueError(
+                f"{path}: tokenizer.ggml.tokens is missing: the file brings no tokenizer, give its folder or tokenizer.json"
+            )
+        self.types = self._list("token_type", int) or [1] * len(self.tokens)
+        self.scores = self._list("scores", float)
+        self.merges = self._list("merges", str)
+        for key, values in (("token_type", self.types), ("scores", self.scores)):
+            if values and len(values) != len(self.tokens):
+                raise ValueError(f"{path}: tokenizer.ggml.{key} has {len(values)} items, tokenizer.ggml.tokens {len(self.tokens)}")
+
+    def _list(self, key: str, kind: type) -> list[Any]:
+        values = self.metadata.get(f"tokenizer.ggml.{key}", [])
+        if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
+            raise ValueError(f"{self.path}: tokenizer.ggml.{key} is not a list of {kind.__name__} values")
+        return values
+
+    def id_of(self, role: str) -> int | None:
+        """`role`: bos, eos, eot, eom, unknown, padding."""
+        value = self.metadata.get(f"tokenizer.ggml.{role}_token_id")
+        if value is None:
+            return None
+        if not isinstance(value, int) or not 0 <= value < len(self.tokens):
+            raise ValueError(
+                f"{self.path}: tokenizer.ggml.{role}_token_id is {value!r}, the vocabulary has {len(self.tokens)} tokens"
+            )
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.metadata.get(f"tokenizer.ggml.{key}", default)
+        if not isinstance(value, bool):
+            raise ValueError(f"{self.path}: tokenizer.ggml.{key} is {value!r}, expected true or false")
+        return value
+
+
+def build_tokenizer(vocabulary: GgufVocabulary) -> Tokenizer:
+    v = vocabulary
+    if v.model == "gpt2":
+        tokenizer, add_bos = _byte_level(v)
+    elif v.model == "llama":
+        tokenizer, add_bos = _sentencepiece(v), True
+    else:
+        raise ValueError(f"{v.path}: tokenizer.ggml.model {v.model!r} is not supported (supported: gpt2, llama)")
+    special = [token for token, kind in zip(v.tokens, v.types, strict=True) if kind in (_CONTROL, _UNKNOWN_TYPE) and token]
+    plain = [token for token, kind in zip(v.tokens, v.types, strict=True) if kind == _USER_DEFINED and token]
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
+    tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in plain])
+    _add_template(tokenizer, v, add_bos)
+    return tokenizer
+
+
+def _byte_level(v: GgufVocabulary) -> tuple[Tokenizer, bool]:
+    if not v.merges:
+        raise ValueError(f"{v.path}: tokenizer.ggml.merges is missing")
+    name = v.metadata.get("tokenizer.ggml.pre")
+    if name is None:
+        log.warning("%s: tokenizer.ggml.pre is missing; text is split by the default rules, which may not be the model's", v.path)
+        name = "default"
+    if name not in PRE_TOKENIZATIONS:
+        raise ValueError(
+            f"{v.path}: tokenizer.ggml.pre {name!r} is not supported (supported: {', '.join(sorted(PRE_TOKENIZATIONS))})"
+        )
+    kind = PRE_TOKENIZATIONS[name]
+    vocab = {_spelled(token, token_type): index for index, (token, token_type) in enumerate(zip(v.tokens, v.types, strict=True))}
+    merges = []
+    for merge in v.merges:
+        left, _, right = merge.partition(" ")
+        if left not in vocab or right not in vocab or left + right not in vocab:
+            raise ValueError(f"{v.path}: tokenizer.ggml.merges joins {merge!r}, which is not in the vocabulary")
+        merges.append((left, right))
+    tokenizer = Tokenizer(BPE(vocab=vocab, merges=merges, ignore_merges=kind.whole_words))
+    if kind.normal_form:
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = kind.build()
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer, kind.add_bos
+
+
+def _spelled(token: str, token_type: int) -> str:
+    """Ordinary tokens are written in the byte alphabet; some converters left raw text."""
+    if token_type in (_CONTROL, _USER_DEFINED) or all(letter in BYTE_OF for letter in token):
+        return token
+    return "".join(LETTER_OF[byte] for byte in token.encode("utf-8"))
+
+
+def _sentencepiece(v: GgufVocabulary) -> Tokenizer:
+    if not v.scores:
+        raise ValueError(f"{v.path}: tokenizer.ggml.scores is missing")
+    vocab = {token: index for index, token in enumerate(v.tokens)}
+    unknown = v.id_of("unknown")
+    prefix = v.flag("add_space_prefix", True)
+    tokenizer = Tokenizer(
+        BPE(
+            vocab=vocab,
+            merges=_merges_from_scores(v, vocab),
+            unk_token=None if unknown is None else v.tokens[unknown],
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(_BLANK, "first" if prefix else "never", split=False)
+    steps: list[decoders.Decoder] = [decoders.Replace(_BLANK, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if prefix:
+        steps.append(decoders.Strip(" ", 1, 0))
+    tokenizer.decoder = decoders.Sequence(steps)
+    return tokenizer
+
+
+def _merges_from_scores(v: GgufVocabulary, vocab: dict[str, int]) -> list[tuple[str, str]]:
+    """SentencePiece joins the pair whose result scores best; so every split of a token into two tokens is a merge, best first."""
+    ranked: list[tuple[float, int, int, str, str]] = []
+    for token, score, kind in zip(v.tokens, v.scores, v.types, strict=True):
+        if kind in (_CONTROL, _UNKNOWN_TYPE, _USER_DEFINED):
+            continue
+        splits = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
+        known = [(vocab[left], vocab[right], left, right) for left, right in splits if left in vocab and right in vocab]
+        ranked.extend((-score, left_id, right_id, left, right) for left_id, right_id, left, right in known)
+    ranked.sort()
+    return [(left, right) for _, _, _, left, right in ranked]
+
+
+def _add_template(tokenizer: Tokenizer, v: GgufVocabulary, add_bos: bool) -> None:
+    """Puts bos before and eos after a text, as the file asks."""
+    before, after, used = "", "", []
+    for role, default in (("bos", add_bos), ("eos", False)):
+        token_id = v.id_of(role)
+        if token_id is None or not v.flag(f"add_{role}_token", default):
+            continue
+        used.append((f"<{role}>", token_id))
+        before, after = (f"<{role}> ", after) if role == "bos" else (before, f" <{role}>")
+    if used:
+        tokenizer.post_processor = processors.TemplateProcessing(single=f"{before}$A{after}", special_tokens=used)

@@ -1,0 +1,145 @@
+"""Finds a model's tokenizer: tokenizer.json and the files beside it, or the metadata of a GGUF file."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import processors
+
+from maga_transformer.chat_template import ChatTemplate
+from maga_transformer.checkpoint import Checkpoint, GgufCheckpoint
+from maga_transformer.checkpoint.files import read_json_object
+from maga_transformer.checkpoint.gguf_file import GgufFile
+from maga_transformer.tokenizer.gguf import GgufVocabulary, build_tokenizer
+from maga_transformer.tokenizer.tokenizer import SpecialTokens, Tokenizer
+
+_ROLES = ("bos", "eos", "unk", "pad", "sep", "cls", "mask")
+# Control tokens that end a turn; files whose eos is the base model's still use them in their chat template.
+_TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>")
+
+
+def load_tokenizer(path: str | None, checkpoint: Checkpoint) -> Tokenizer:
+    """`path`: a folder with tokenizer.json, such a file, or a GGUF file; None: the checkpoint's own."""
+    size = checkpoint.config.get("vocab_size")
+    vocab_size = size if isinstance(size, int) and size > 0 else None
+    if path is None:
+        if isinstance(checkpoint, GgufCheckpoint):
+            return _from_gguf(checkpoint.path, checkpoint.metadata, vocab_size)
+        return _from_folder(Path(checkpoint.path), checkpoint.config, vocab_size)
+    place = Path(path)
+    if not place.exists():
+        raise FileNotFoundError(f"{path}: no such file or folder")
+    if place.suffix == ".gguf":
+        return _from_gguf(path, GgufFile(path).metadata, vocab_size)
+    return _from_folder(place if place.is_dir() else place.parent, checkpoint.config, vocab_size)
+
+
+def _from_folder(folder: Path, model_config: dict[str, Any], vocab_size: int | None) -> Tokenizer:
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        old = next((name for name in ("tokenizer.model", "qwen.tiktoken", "vocab.json") if (folder / name).is_file()), None)
+        hint = f"; {old} is there, load and save the tokenizer with transformers to convert it" if old else ""
+        raise FileNotFoundError(f"{file}: no tokenizer here{hint}")
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises Exception itself
+        raise ValueError(f"{file}: {error}") from None
+    config = _optional_object(folder / "tokenizer_config.json")
+    _add_tokens(tokenizer, config)
+    texts = {f"{role}_token": text for role in _ROLES if (text := _token_text(config.get(f"{role}_token"))) is not None}
+    ids = {role: tokenizer.token_to_id(texts[f"{role}_token"]) for role in _ROLES if f"{role}_token" in texts}
+    if "add_bos_token" in config or "add_eos_token" in config:
+        _set_template(tokenizer, config, ids)
+    generation = _optional_object(folder / "generation_config.json")
+    eos = {ids.get("eos"), *_id_list(model_config.get("eos_token_id")), *_id_list(generation.get("eos_token_id"))}
+    special = SpecialTokens(
+        bos_id=ids.get("bos"),
+        eos_ids=frozenset(token for token in eos if token is not None),
+        unk_id=ids.get("unk"),
+        pad_id=ids.get("pad"),
+        texts=texts,
+    )
+    return Tokenizer(tokenizer, special, vocab_size=vocab_size, templates=_folder_templates(folder, config))
+
+
+def _from_gguf(path: str, metadata: dict[str, Any], vocab_size: int | None) -> Tokenizer:
+    vocabulary = GgufVocabulary(path, metadata)
+    tokenizer = build_tokenizer(vocabulary)
+    ids = {
+        ours: vocabulary.id_of(theirs) for ours, theirs in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
+    }
+    templates = {}
+    for key, value in metadata.items():
+        if key.startswith("tokenizer.chat_template") and isinstance(value, str):
+            name = key.removeprefix("tokenizer.chat_template").removeprefix(".") or "default"
+            templates[name] = ChatTemplate(value, f"{path}: {key}")
+    eos = {ids["eos"], vocabulary.id_of("eot"), vocabulary.id_of("eom")}
+    if "default" in templates:
+        added = tokenizer.get_added_tokens_decoder()
+        eos |= {
+            token for token, text in added.items() if text.content in _TURN_ENDS and text.content in templates["default"].source
+        }
+    special = SpecialTokens(
+        bos_id=ids["bos"],
+        eos_ids=frozenset(token for token in eos if token is not None),
+        unk_id=ids["unk"],
+        pad_id=ids["pad"],
+        texts={f"{role}_token": vocabulary.tokens[token] for role, token in ids.items() if token is not None},
+    )
+    return Tokenizer(tokenizer, special, vocab_size=vocab_size or len(vocabulary.tokens), templates=templates)
+
+
+def _optional_object(file: Path) -> dict[str, Any]:
+    return read_json_object(str(file)) if file.is_file() else {}
+
+
+def _token_text(value: object) -> str | None:
+    """Special tokens are stored as text, or as an object that holds it."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _id_list(value: object) -> list[int]:
+    values = value if isinstance(value, list) else [value]
+    return [item for item in values if isinstance(item, int) and not isinstance(item, bool) and item >= 0]
+
+
+def _add_tokens(tokenizer: tokenizers.Tokenizer, config: dict[str, Any]) -> None:
+    """Tokens of tokenizer_config.json that tokenizer.json lacks (older files)."""
+    listed = config.get("added_tokens_decoder")
+    if not isinstance(listed, dict):
+        return
+    known = tokenizer.get_added_tokens_decoder()
+    for index, entry in sorted(((int(key), value) for key, value in listed.items() if key.isdigit()), key=lambda item: item[0]):
+        if index in known or not isinstance(entry, dict) or not isinstance(entry.get("content"), str):
+            continue
+        flags = {name: bool(entry.get(name, False)) for name in ("single_word", "lstrip", "rstrip", "normalized", "special")}
+        tokenizer.add_tokens([tokenizers.AddedToken(entry["content"], **flags)])
+
+
+def _set_template(tokenizer: tokenizers.Tokenizer, config: dict[str, Any], ids: dict[str, int | None]) -> None:
+    """bos before and eos after a text where the config asks for them; it overrules the file's post-processor."""
+    used = [
+        (f"<{role}>", ids[role]) for role in ("bos", "eos") if config.get(f"add_{role}_token") is True and ids.get(role) is not None
+    ]
+    names = [name for name, _ in used]
+    single = " ".join([*(["<bos>"] if "<bos>" in names else []), "$A", *(["<eos>"] if "<eos>" in names else [])])
+    tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=used)
+
+
+def _folder_templates(folder: Path, config: dict[str, Any]) -> dict[str, ChatTemplate]:
+    """chat_template.jinja and additional_chat_templates/ before the string, or list of named strings, of tokenizer_config.json."""
+    where = os.path.join(folder, "tokenizer_config.json")
+    found: dict[str, ChatTemplate] = {}
+    listed = config.get("chat_template")
+    for entry in listed if isinstance(listed, list) else [{"name": "default", "template": listed}]:
+        if isinstance(entry, dict) and isinstance(entry.get("template"), str):
+            name = str(entry.get("name", "default"))
+            found[name] = ChatTemplate(entry["template"], f"{where}: chat_template {name!r}")
+    for file in [folder / "chat_template.jinja", *sorted((folder / "additional_chat_templates").glob("*.jinja"))]:
+        if file.is_file():
+            name = "default" if file.parent == folder else file.stem
+            found[name] = ChatTemplate(file.read_text(encoding="utf-8"), str(file))
+    return found

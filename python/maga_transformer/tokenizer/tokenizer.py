@@ -1,0 +1,123 @@
+"""The one tokenizer class, over the `tokenizers` library."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tokenizers
+
+from maga_transformer.chat_template import ChatTemplate, Message
+from maga_transformer.tokenizer.stream import Decoder, DecodeStream
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    bos_id: int | None = None
+    eos_ids: frozenset[int] = frozenset()  # any of them ends an answer
+    unk_id: int | None = None
+    pad_id: int | None = None
+    texts: Mapping[str, str] = field(default_factory=dict)  # bos_token, eos_token, ...: what a chat template may name
+
+
+class Tokenizer:
+    """Safe to use from several threads. Texts that look like special tokens are read as special tokens, in prompts too."""
+
+    def __init__(
+        self,
+        tokenizer: tokenizers.Tokenizer,
+        special: SpecialTokens,
+        *,
+        vocab_size: int | None = None,
+        templates: Mapping[str, ChatTemplate] | None = None,
+    ) -> None:
+        """`vocab_size`: the model's, where it differs from the tokenizer's (padded embeddings)."""
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        self._decoder = Decoder(tokenizer)
+        self._special = special
+        self._templates = dict(templates or {})
+        self.vocab_size = vocab_size or tokenizer.get_vocab_size()
+
+    # --- ids ---
+
+    @property
+    def bos_id(self) -> int | None:
+        return self._special.bos_id
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        return self._special.eos_ids
+
+    @property
+    def unk_id(self) -> int | None:
+        return self._special.unk_id
+
+    @property
+    def pad_id(self) -> int | None:
+        return self._special.pad_id
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids that decoding leaves out when it skips special tokens."""
+        return self._decoder.special
+
+    def token_id(self, token: str) -> int | None:
+        return self._tokenizer.token_to_id(token)
+
+    def token(self, token_id: int) -> str | None:
+        """As the vocabulary spells it, in the byte alphabet for byte-level models."""
+        return self._tokenizer.id_to_token(token_id)
+
+    # --- text ---
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """`add_special_tokens`: bos and eos as the model wants them around a plain text; chat templates write their own."""
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Bytes that form no character become U+FFFD; ids outside the vocabulary add nothing."""
+        return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def decode_stream(self, skip_special_tokens: bool = True) -> DecodeStream:
+        """Joined, its pieces and its `finish` equal `decode` of all ids."""
+        return self._decoder.stream(skip_special_tokens)
+
+    def token_bytes(self) -> list[bytes]:
+        """For each id of the model's vocabulary the bytes that it adds to the text; special tokens stand for their own text, so
+        that a stop string can name them. Ids without a token are b""."""
+        return [self._decoder.token_bytes(token) for token in range(self.vocab_size)]
+
+    # --- chat ---
+
+    @property
+    def chat_template(self) -> str | None:
+        """The source of the template that apply_chat_template uses without tools; None: the model has none."""
+        template = self._templates.get("default")
+        return None if template is None else template.source
+
+    def set_chat_template(self, source: str, where: str = "chat template") -> None:
+        """Replaces the model's templates. ValueError naming `where` and the line if it does not parse."""
+        self._templates = {"default": ChatTemplate(source, where)}
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> str:
+        """The prompt of a conversation, to be encoded with add_special_tokens=False. `variables` reach the template as they are.
+        ValueError with the template's own words where it refuses the messages."""
+        name = "tool_use" if tools and "tool_use" in self._templates else "default"
+        if name not in self._templates:
+            raise ValueError("the model has no chat template: give one, or send a plain prompt")
+        for reserved in ("messages", *self._special.texts):
+            variables.pop(reserved, None)
+        return self._templates[name].render(
+            messages,
+            **self._special.texts,
+            **{"documents": None, **variables},
+            tools=list(tools) if tools else None,
+            add_generation_prompt=add_generation_prompt,
+        )
