@@ -1,19 +1,27 @@
-"""Checkpoints that tests write: safetensors and GGUF files from arrays, tiny random models of transformers, the demo model as a folder."""
+"""Checkpoints that tests write: safetensors and GGUF files, tiny random models of transformers, the demo model as a folder."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 import torch
-from safetensors.numpy import save_file
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
-from transformers import Qwen3Config, Qwen3ForCausalLM
-
 from maga_transformer.checkpoint import GgufCheckpoint
 from maga_transformer.formats import read_weight
 from maga_transformer.tokenizer.gguf import GgufVocabulary, build_tokenizer
+from safetensors.numpy import save_file
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 MODELS: dict[str, tuple[type, type]] = {
     "llama": (LlamaConfig, LlamaForCausalLM),
@@ -116,12 +124,20 @@ _GGUF_NAMES = {
 }
 
 
-def gguf_from_model(model: torch.nn.Module, path: Path, quantize: Any = None, **metadata: Any) -> Path:
+def gguf_from_model(
+    model: torch.nn.Module,
+    path: Path,
+    quantize: Callable[[str], gguf.GGMLQuantizationType | None] | None = None,
+    *,
+    architecture: str | None = None,
+    tables: dict[str, np.ndarray] | None = None,
+    **metadata: Any,
+) -> Path:
     """Writes a model of transformers as llama.cpp's converter does. `quantize(name)`: the gguf type of a matrix, None keeps fp32.
     The model's own weights become those that the file holds."""
     config = model.config
-    architecture = config.model_type if config.model_type != "mistral" else "llama"
-    tensors = {}
+    architecture = architecture or config.model_type
+    tensors = {name: (table, gguf.GGMLQuantizationType.F32) for name, table in (tables or {}).items()}
     for name, parameter in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue

@@ -4,7 +4,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from maga_transformer.demo import demo_model
 
 sys.path.insert(0, str(Path(__file__).parent))  # checkpoints.py, runner.py

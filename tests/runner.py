@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import numpy as np
-
 from maga_transformer import _core
 from maga_transformer.checkpoint import Checkpoint
 from maga_transformer.loader import load_weights
@@ -13,9 +12,9 @@ PAGE_TOKENS = 16
 
 
 class Runner:
-    def __init__(self, backend: _core.Backend, checkpoint: Checkpoint, *, length: int, tokens: int, model_type: str | None = None) -> None:
+    def __init__(self, backend: _core.Backend, checkpoint: Checkpoint, *, length: int, tokens: int) -> None:
         """`length`: of the longest sequence; `tokens`: of the largest step."""
-        self.program, self.family = build_program(checkpoint, model_type)
+        self.program, self.family = build_program(checkpoint)
         pages = -(-length // PAGE_TOKENS)
         self.pages = list(range(pages))[::-1]  # any order must do
         self.executable = backend.load(

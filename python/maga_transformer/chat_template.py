@@ -35,12 +35,12 @@ class ChatTemplate:
         return self._render(messages, variables)
 
     def reads_parts(self, variables: Mapping[str, Any]) -> bool:
-        """Whether the template itself loops over content parts: a probe renders the same as a string and as a part."""
+        """Whether the template loops over content parts itself: a probe as a part renders as the same string does, or better."""
         if self._reads_parts is None:
             probe = "(probe)"
             plain = self._probe(probe, variables)
             parts = self._probe([{"type": "text", "text": probe}], variables)
-            self._reads_parts = parts is not None and probe in parts and (plain is None or parts == plain)
+            self._reads_parts = parts is not None and probe in parts and (plain is None or probe not in plain or parts == plain)
         return self._reads_parts
 
     def _probe(self, content: Any, variables: Mapping[str, Any]) -> str | None:

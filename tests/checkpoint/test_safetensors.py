@@ -8,10 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
-
 from maga_transformer.checkpoint import open_checkpoint
 from maga_transformer.checkpoint.safetensors import SafetensorsFile
+from safetensors.torch import load_file, save_file
 
 TENSORS = {
     "a": torch.arange(12, dtype=torch.float32).reshape(3, 4),
@@ -38,7 +37,13 @@ def test_values_and_types(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(str(tmp_path))
     assert checkpoint.config == {"hidden_size": 3}
     assert sorted(checkpoint.names()) == sorted(TENSORS)
-    assert {name: checkpoint.dtype(name) for name in TENSORS} == {"a": "fp32", "b": "bf16", "c": "fp16", "d": "int8", "empty": "fp32"}
+    assert {name: checkpoint.dtype(name) for name in TENSORS} == {
+        "a": "fp32",
+        "b": "bf16",
+        "c": "fp16",
+        "d": "int8",
+        "empty": "fp32",
+    }
     for name, tensor in TENSORS.items():
         found = checkpoint.tensor(name)
         assert checkpoint.shape(name) == tuple(tensor.shape) == found.shape
@@ -99,7 +104,11 @@ def test_bad_header_lengths(length: int, tmp_path: Path) -> None:
 
 
 def test_short_files_and_lfs_pointers(tmp_path: Path) -> None:
-    for content, message in ((b"", "is empty"), (b"1234567", "too short"), (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer")):
+    for content, message in (
+        (b"", "is empty"),
+        (b"1234567", "too short"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer"),
+    ):
         (tmp_path / "x.safetensors").write_bytes(content)
         with pytest.raises(ValueError, match=message):
             SafetensorsFile(str(tmp_path / "x.safetensors"))
@@ -140,7 +149,11 @@ def test_changed_bytes_load_or_are_refused(changes: list[tuple[int, int]], tmp_p
 def sharded(tmp_path: Path) -> Path:
     save_file({"a": TENSORS["a"], "b": TENSORS["b"]}, tmp_path / "model-00001-of-00002.safetensors")
     save_file({"c": TENSORS["c"]}, tmp_path / "model-00002-of-00002.safetensors")
-    weight_map = {"a": "model-00001-of-00002.safetensors", "b": "model-00001-of-00002.safetensors", "c": "model-00002-of-00002.safetensors"}
+    weight_map = {
+        "a": "model-00001-of-00002.safetensors",
+        "b": "model-00001-of-00002.safetensors",
+        "c": "model-00002-of-00002.safetensors",
+    }
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": weight_map}))
     (tmp_path / "config.json").write_text("{}")
     return tmp_path

@@ -6,7 +6,6 @@ import gguf
 import numpy as np
 import pytest
 from checkpoints import write_gguf
-
 from maga_transformer.checkpoint import open_checkpoint
 from maga_transformer.formats import Affine, Dense, concatenate, read_weight
 from maga_transformer.formats.ggml import FORMATS, affine_from_blocks
@@ -19,7 +18,7 @@ def ggml_type(name: str) -> gguf.GGMLQuantizationType:
 
 
 def random_blocks(name: str, rows: int, blocks: int, seed: int = 0) -> np.ndarray:
-    """Every byte random, so every code, scale and sign occurs; fp16 scales are often infinite or NaN, as damaged files have them."""
+    """Every byte random, so every code, scale and sign occurs; some fp16 scales are infinite or NaN."""
     return np.random.default_rng(seed).integers(0, 256, (rows, blocks * FORMATS[name].nbytes), dtype=np.uint8)
 
 
@@ -54,7 +53,9 @@ def test_quantised_weights_come_back(name: str) -> None:
 
 def test_golden_q4_1_block() -> None:
     """By hand: d = 0.5, m = -2, nibbles 0 to 15 low and 15 to 0 high."""
-    block = np.concatenate([np.array([0.5, -2.0], np.float16).view(np.uint8), np.array([i | (15 - i) << 4 for i in range(16)], np.uint8)])
+    block = np.concatenate(
+        [np.array([0.5, -2.0], np.float16).view(np.uint8), np.array([i | (15 - i) << 4 for i in range(16)], np.uint8)]
+    )
     found = affine_from_blocks("q4_1", block[None])
     expected = [0.5 * i - 2 for i in range(16)] + [0.5 * (15 - i) - 2 for i in range(16)]
     np.testing.assert_array_equal(found.dequantize(), [expected])

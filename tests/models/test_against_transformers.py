@@ -6,14 +6,19 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import tiny_model
-from runner import Runner
-
 from maga_transformer import _core
 from maga_transformer.checkpoint import open_checkpoint
+from runner import Runner
 
 LENGTH = 60
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
 
 
 def rope(kind: dict, **more) -> dict:

@@ -193,7 +193,7 @@ def rope(form: RopeForm, head_dim: int, heads: int, spans: str, prompt: int = 0)
         lengths, steps = spans_of(spans)
         tables = PageTables(rng, lengths)
         step = tables.step(steps[-1], prompt_length=[prompt] * len(lengths))
-        return p.case([Run(step, {x.value: rows(rng, len(step["ids"]), x.width)})], pages=tables.pages)
+        return p.case([Run(step, {x.value: rows(rng, len(step["ids"]), x.width)})])
 
     yield f"{form}-head{head_dim}-x{heads}-{spans}{f'-prompt{prompt}' if prompt else ''}", build
 
@@ -236,7 +236,7 @@ def attention(
             step = tables.step(span)
             # Keys and values that fp16 and bf16 pages hold exactly, so that every kind of page has one tolerance.
             runs.append(Run(step, {qkv.value: from_bf16(to_bf16(rows(rng, len(step["ids"]), qkv.width)))}))
-        return p.case(runs, pages=tables.pages, page_tokens=page_tokens, kv_dtype=kv_dtype)
+        return p.case(runs, page_tokens=page_tokens, kv_dtype=kv_dtype)
 
     extras = f"{f'-window{window}' if window else ''}{f'-v{v_dim}' if v_dim else ''}-{kv_dtype}-pages{page_tokens}"
     yield f"attention-{head_dim}-{heads}over{kv_heads}-{spans}{extras}", build
@@ -273,7 +273,7 @@ def prepare_qkv(
         for span in steps:
             step = tables.step(span)
             runs.append(Run(step, {qkv.value: rows(rng, len(step["ids"]), qkv.width)}))
-        return p.case(runs, pages=tables.pages)
+        return p.case(runs)
 
     extras = "-".join(
         filter(None, [f"norm-{norms}" if norms else "", str(form) if form else "", f"offset{offset:g}" if offset else ""])

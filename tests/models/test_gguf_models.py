@@ -1,0 +1,109 @@
+"""Models through GGUF: quantised files give the logits of transformers on the same dequantised weights."""
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from checkpoints import gguf_from_model, tiny_model
+from maga_transformer import _core
+from maga_transformer.checkpoint import open_checkpoint
+from maga_transformer.models import build_program
+from runner import Runner
+
+IDS = np.random.default_rng(1).integers(0, 96, 40).tolist()
+SIZES = {"hidden_size": 64, "intermediate_size": 96}  # whole blocks of 32
+Q = gguf.GGMLQuantizationType
+
+
+def compare(model: torch.nn.Module, path: Path) -> _core.Program:
+    with torch.no_grad():
+        expected = model(torch.tensor([IDS])).logits[0].numpy()
+    runner = Runner(_core.reference_backend(), open_checkpoint(str(path)), length=len(IDS), tokens=len(IDS))
+    np.testing.assert_allclose(runner.logits(IDS), expected, rtol=0, atol=1e-4)
+    return runner.program
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("llama", {}),
+        ("llama", {"tie_word_embeddings": True, "attention_bias": True}),
+        ("qwen2", {}),
+        ("qwen3", {"head_dim": 32}),
+    ],
+)
+@pytest.mark.parametrize("quantization", ["none", "Q4_1", "Q8_0"])
+def test_logits(kind: str, settings: dict, quantization: str, tmp_path: Path) -> None:
+    model = tiny_model(kind, tmp_path / "folder", **{**SIZES, **settings})
+    metadata = {f"{kind}.attention.key_length": settings["head_dim"]} if "head_dim" in settings else {}
+    quantize = None if quantization == "none" else lambda name: Q[quantization]
+    program = compare(model, gguf_from_model(model, tmp_path / "model.gguf", quantize, **metadata))
+    assert program.max_positions == 256
+
+
+def test_mixed_types_of_one_layer(tmp_path: Path) -> None:
+    """As K-quant mixtures have it: v in a wider type than q and k. Those two stay one matrix, v becomes its own."""
+    model = tiny_model("llama", tmp_path / "folder", **SIZES)
+    path = gguf_from_model(model, tmp_path / "model.gguf", lambda name: Q.Q8_0 if "attn_v" in name or "output." in name else Q.Q4_0)
+    program = compare(model, path)
+    names = [name for name, _, _ in program.weights if ".0.self_attn." in name]
+    prefix = "model.layers.0.self_attn"
+    assert names == [f"{prefix}.(q_proj|k_proj).weight", f"{prefix}.v_proj.weight", f"{prefix}.o_proj.weight"]
+
+
+def test_llama3_scaling_as_divisors(tmp_path: Path) -> None:
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    rope = {"rope_theta": 5000.0, "original_max_position_embeddings": 32, **scaling}
+    model = tiny_model("llama", tmp_path / "folder", rope_parameters=rope, **SIZES)
+    plain = 5000.0 ** -(np.arange(0, 16, 2) / 16)
+    divisors = (plain / model.model.rotary_emb.inv_freq.numpy()).astype(np.float32)
+    assert divisors.max() > 7.9 and divisors.min() < 1.01
+    path = gguf_from_model(model, tmp_path / "model.gguf", tables={"rope_freqs.weight": divisors})
+    compare(model, path)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "metadata"),
+    [
+        ({"rope_type": "linear", "factor": 4.0}, {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}),
+        ({"rope_type": "linear", "factor": 4.0}, {"llama.rope.scale_linear": 4.0}),
+        (
+            {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+            {
+                "llama.rope.scaling.type": "yarn",
+                "llama.rope.scaling.factor": 4.0,
+                "llama.rope.scaling.original_context_length": 16,
+            },
+        ),
+    ],
+)
+def test_rope_scaling_keys(scaling: dict, metadata: dict, tmp_path: Path) -> None:
+    model = tiny_model("llama", tmp_path / "folder", rope_parameters={"rope_theta": 5000.0, **scaling}, **SIZES)
+    compare(model, gguf_from_model(model, tmp_path / "model.gguf", **metadata))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"llama.attention.head_count_kv": [2, 1, 2]}, r"llama\.attention\.head_count_kv differs between layers"),
+        ({"llama.attention.head_count": 0}, r"llama\.attention\.head_count is 0"),
+        ({"llama.rope.scaling.type": "longrope"}, "rope scaling type 'longrope' is not supported"),
+        ({"llama.expert_count": 8}, "architecture 'MixtralForCausalLM' is not supported"),
+        ({"llama.embedding_length": 96}, r"tensor model\.embed_tokens\.weight has shape"),
+    ],
+)
+def test_metadata_that_is_refused(metadata: dict, message: str, tmp_path: Path) -> None:
+    model = tiny_model("llama", tmp_path / "folder", **SIZES)
+    path = gguf_from_model(model, tmp_path / "model.gguf", **metadata)
+    with pytest.raises(ValueError, match=message) as error:
+        build_program(open_checkpoint(str(path)))
+    assert "model.gguf" in str(error.value)
+
+
+def test_unknown_architecture(tmp_path: Path) -> None:
+    model = tiny_model("llama", tmp_path / "folder", **SIZES)
+    path = gguf_from_model(model, tmp_path / "model.gguf", architecture="rwkv")
+    with pytest.raises(ValueError, match=r"architecture 'rwkv' is not supported .model types: llama"):
+        build_program(open_checkpoint(str(path)))
