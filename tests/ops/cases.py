@@ -358,7 +358,7 @@ def table() -> Iterator[tuple[str, Builder]]:
     for window in (1, 7, 16, 40):
         for spans in ("ragged", "decodes", "prefill"):
             yield from attention(64, 4, 2, spans, window=window)
-    for kv_dtype, page_tokens in itertools.product(("fp32", "fp16", "bf16"), (1, 8, 32, 64)):
+    for kv_dtype, page_tokens in itertools.product(("fp32", "fp16", "bf16"), (16, 48, 64)):
         yield from attention(80, 6, 2, "ragged", kv_dtype=kv_dtype, page_tokens=page_tokens)
     yield from attention(96, 4, 2, "ragged", v_dim=64)
     yield from attention(40, 4, 4, "ragged", v_dim=72, window=9)
