@@ -67,9 +67,8 @@ def parse(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> RawRequest:
     if nested is not None and not isinstance(nested, dict):
         raise RequestError(Fault.parameter, f"generate_config={quote(nested)}: must be an object", "generate_config")
     top = {key: value for key, value in body.items() if key not in _ENVELOPE and value is not None}
-    fields: dict[str, Any] = {}
-    for part in (nested or {}, top):  # the top level wins
-        fields.update({ALIASES.get(key, key): value for key, value in part.items()})
+    taken = {ALIASES.get(key, key) for key in top}  # the top level wins
+    fields = {**{key: value for key, value in (nested or {}).items() if ALIASES.get(key, key) not in taken}, **top}
     config = GenerateConfig.parse(fields, defaults)
     if config.return_incremental and not config.yield_generator:
         raise RequestError(
