@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import select
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-
 from maga_transformer import _core
 
 testing = _core.testing
@@ -101,7 +99,9 @@ class World:
 class Harness:
     """An engine over a fake model, and what its events add up to."""
 
-    def __init__(self, world: World, *, threads: int = 1, max_queue: int = 1000, prefix_cache: bool = True, fault: str = "") -> None:
+    def __init__(
+        self, world: World, *, threads: int = 1, max_queue: int = 1000, prefix_cache: bool = True, fault: str = ""
+    ) -> None:
         model, self.control = testing.fake_model(
             vocab=world.vocab,
             pages=world.pages,
@@ -175,6 +175,3 @@ class Harness:
 
 def readable(fd: int) -> bool:
     return bool(select.select([fd], [], [], 0)[0])
-
-
-__all__ = ["Harness", "Output", "World", "logits_of", "os", "readable", "sampler", "testing"]

@@ -4,9 +4,8 @@ import time
 
 import numpy as np
 import pytest
-from simulation import Harness, World, readable
-
 from maga_transformer import _core
+from simulation import World, readable, testing
 
 Params = _core.SamplingParams
 
@@ -30,7 +29,14 @@ def test_alone(length):
 def test_batched_equals_alone_whatever_the_threads():
     world = World(pages=200, max_sequences=16, token_budget=48)
     params = [
-        Params(max_new_tokens=5 + i, seed=i, temperature=0.5 * (i % 4), top_p=1 - 0.1 * (i % 3), repetition_penalty=1 + 0.1 * i, logprobs=i % 4)
+        Params(
+            max_new_tokens=5 + i,
+            seed=i,
+            temperature=0.5 * (i % 4),
+            top_p=1 - 0.1 * (i % 3),
+            repetition_penalty=1 + 0.1 * i,
+            logprobs=i % 4,
+        )
         for i in range(16)
     ]
     for threads in (1, 3):
@@ -221,7 +227,9 @@ def test_priority_then_arrival():
     harness.control.hold()
     blocker = harness.submit(prompt_of(3), Params(max_new_tokens=1))
     harness.control.wait_until_held()
-    requests = {harness.submit(prompt_of(3, seed=i), Params(max_new_tokens=1), priority=p): (p, i) for i, p in enumerate([1, 0, 2, 0, -1])}
+    requests = {
+        harness.submit(prompt_of(3, seed=i), Params(max_new_tokens=1), priority=p): (p, i) for i, p in enumerate([1, 0, 2, 0, -1])
+    }
     harness.control.release()
     order = [key[0] for key in harness.run() if key[0] != blocker]
     assert [requests[r] for r in order] == sorted(requests.values())
@@ -434,8 +442,6 @@ def test_invalid_requests(prompt, options, message):
     ],
 )
 def test_invalid_engine_options(changes, message):
-    from simulation import testing
-
     model, _ = testing.fake_model(vocab=64, pages=8, page_tokens=4, tokens=32, sequences=8)
     options = {"max_sequences": 8, "token_budget": 32, "max_queue": 10, **changes}
     with pytest.raises(ValueError, match=message):
@@ -443,7 +449,7 @@ def test_invalid_engine_options(changes, message):
 
 
 def test_one_wakeup_for_many_events():
-    harness: Harness = World(pages=64).engine()
+    harness = World(pages=64).engine()
     for i in range(4):
         harness.submit(prompt_of(4, seed=i), Params(max_new_tokens=5))
     assert harness.engine.drain(60.0)

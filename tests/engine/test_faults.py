@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
-from simulation import World
-
 from maga_transformer import _core
+from simulation import World, testing
 
 Params = _core.SamplingParams
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9]
@@ -93,8 +92,8 @@ def test_a_slow_step_counts_as_model_or_sample_time():
         harness = World().engine(fault=f"slow:{place}:1")
         harness.generate(PROMPT, Params(max_new_tokens=1))
         stats = harness.engine.stats()
-        assert stats[figure] > 0.4 > stats["host_seconds"] * 0
-        assert stats["last_step_unix"] > 1.7e9
+        assert stats[figure] >= 0.5, "the fault sleeps for half a second"
+        assert stats["last_step_unix"] > 0
 
 
 def test_nothing_left_to_choose_is_an_error_of_that_sequence():
@@ -114,8 +113,6 @@ def test_an_unknown_fault_is_refused(fault):
 
 
 def test_the_engine_refuses_a_model_twice():
-    from simulation import testing
-
     model, _ = testing.fake_model(vocab=8, pages=8, page_tokens=4, tokens=8, sequences=4)
     options = {"max_sequences": 4, "token_budget": 8, "max_queue": 4}
     engine = _core.Engine(testing.fake_backend(), model, **options)

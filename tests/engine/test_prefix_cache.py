@@ -4,9 +4,8 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from simulation import testing
-
 from maga_transformer import _core
+from simulation import testing
 
 
 def computed_chain(cache, tokens, salt=""):

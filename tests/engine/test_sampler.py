@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulation import sampler
-
 from maga_transformer import _core
+from simulation import sampler
 
 INF = float("inf")
 
@@ -247,7 +246,14 @@ def test_nothing_left_to_choose():
 def test_logprobs_are_of_the_unmodified_logits(vocab):
     for row in rows(vocab, 2):
         status, token, logprob, top = sample(
-            row, temperature=0.3, top_k=1000, seed=5, logprobs=min(4, vocab), logit_bias=[(0, 3.0)], repetition_penalty=1.7, prompt=[0]
+            row,
+            temperature=0.3,
+            top_k=1000,
+            seed=5,
+            logprobs=min(4, vocab),
+            logit_bias=[(0, 3.0)],
+            repetition_penalty=1.7,
+            prompt=[0],
         )
         reference = np.log(softmax(row))
         assert status == "ok"

@@ -3,9 +3,8 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulation import testing
-
 from maga_transformer import _core
+from simulation import testing
 
 BYTES = [bytes([i]) for i in range(256)]
 

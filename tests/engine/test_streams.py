@@ -5,9 +5,8 @@ import threading
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulation import World
-
 from maga_transformer import _core
+from simulation import World
 
 VOCABULARY = [bytes([97 + i % 26]) * (1 + i % 3) for i in range(32)]
 
