@@ -59,7 +59,7 @@ def demo_model() -> pathlib.Path:
 @contextlib.contextmanager
 def running_server(checkpoint: object, **settings: str) -> Iterator[ServerProcess]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAGA_")}
-    environment.update(SERVER_SETTINGS, CHECKPOINT_PATH=str(checkpoint), START_PORT="0", **settings)
+    environment.update({**SERVER_SETTINGS, "CHECKPOINT_PATH": str(checkpoint), "START_PORT": "0", **settings})
     process = subprocess.Popen(
         [sys.executable, "-m", "maga_transformer.start_server"],
         env=environment,
