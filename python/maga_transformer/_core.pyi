@@ -169,6 +169,9 @@ class Executable:
     def program(self) -> Program: ...
     @property
     def buffer_bytes(self) -> int: ...
+    @property
+    def op_seconds(self) -> list[float]:
+        """Seconds spent in each of program.ops since the load; empty where the backend does not measure them."""
 
 # --- the engine (cpp/engine) ------------------------------------------------------------------------------------
 

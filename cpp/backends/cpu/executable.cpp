@@ -1,6 +1,7 @@
 #include "backends/cpu/executable.h"
 
 #include <algorithm>
+#include <chrono>
 
 #include "backends/cpu/linear.h"
 #include "core/overloaded.h"
@@ -32,6 +33,7 @@ CpuExecutable::CpuExecutable(std::shared_ptr<Device> device, Program program, st
   for (const RopeTable& table : program_.rope_tables) turns_.emplace_back(table, limits.tokens);
   plan_attention();
   allocate_scratch();
+  op_seconds_.resize(program_.ops.size());
 }
 
 void CpuExecutable::check_weights() const {
@@ -84,7 +86,13 @@ void CpuExecutable::run(const Step& step) {
   batch_.bind(step);
   for (RopeTurns& turns : turns_) turns.prepare(step);
   for (AttentionPlan& plan : plans_) plan.build(batch_, device_->threads.size());
-  for (const Op& op : program_.ops) std::visit([this](const auto& each) { run(each); }, op);
+  auto start = std::chrono::steady_clock::now();
+  for (size_t i = 0; i < program_.ops.size(); ++i) {
+    std::visit([this](const auto& each) { run(each); }, program_.ops[i]);
+    const auto end = std::chrono::steady_clock::now();
+    op_seconds_[i] += std::chrono::duration<double>(end - start).count();
+    start = end;
+  }
 }
 
 // --- ops ---
