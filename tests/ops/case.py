@@ -30,7 +30,6 @@ class Case:
     weights: list[WeightData]
     runs: list[Run]
     outputs: list[int]  # values that are kept
-    pages: int = 0
     page_tokens: int = PAGE_TOKENS
     kv_dtype: str = "fp32"
     # Inputs that a backend with quantised activations rounds, and to blocks of how many columns.
@@ -43,7 +42,7 @@ class Case:
             "tokens": max(run.tokens for run in self.runs),
             "sequences": max(len(run.step["kv_length"]) for run in self.runs),
             "logit_rows": max(max(len(run.step["logit_rows"]) for run in self.runs), 1),
-            "pages": self.pages,
+            "pages": max(max(run.step["pages"]) for run in self.runs) + 1,
             "page_tokens": self.page_tokens,
             "kv_dtype": self.kv_dtype,
         }
@@ -86,9 +85,9 @@ class PageTables:
 
 
 def plain_step(tokens: int, rng: np.random.Generator, vocab: int = 1) -> dict[str, Any]:
-    """For ops that look at rows only: one sequence without pages."""
+    """For ops that look at rows only: one sequence."""
     ids = [rng.integers(0, vocab, tokens).tolist()]
-    return PageTables(rng, [tokens]).step([(0, 0, tokens)], ids) | {"page_start": [0, 0], "pages": []}
+    return PageTables(rng, [tokens]).step([(0, 0, tokens)], ids)
 
 
 def rows(rng: np.random.Generator, count: int, width: int) -> np.ndarray:
@@ -123,6 +122,7 @@ class OpProgram:
         self.rng = rng
         self.program = Program()
         self.program.family = "case"
+        self.program.vocab = 1  # for ops without ids, which are zero then
         self.weights: list[WeightData] = []
         self.outputs: list[int] = []
 

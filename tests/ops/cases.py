@@ -94,9 +94,9 @@ def linear(
     def build(rng: np.random.Generator) -> Case:
         p = OpProgram(rng)
         block = block_of(form)
-        x = p.input("x", width + (block + 3 if views else 0))
-        view = View(x.value, block if views else 0, width)
-        inputs = {x.value: apart_from_ties(rng, tokens, x.width, block)}
+        x = p.input("x", width + (35 if views else 0))
+        view = View(x.value, 32 if views else 0, width)
+        inputs = {x.value: apart_from_ties(rng, tokens, x.width, block or 32)}
         if residual == "in-place" or views:
             y = p.keep(p.input("y", out + (7 if views else 0)))
             target = View(y.value, 4 if views else 0, out)
@@ -111,7 +111,7 @@ def linear(
             added = target
         weight = p.weight(matrix(rng, out, width, form))
         p.program.linear(target, view, weight=weight, bias=p.vector(out) if bias else -1, residual=added)
-        quantized = (x.value,) if form.kind == "affine" else ()
+        quantized = (x.value,) if block else ()
         return p.case([Run(plain_step(tokens, rng), inputs)], quantized_inputs=quantized, block=block)
 
     extras = f"{'-bias' if bias else ''}{f'-residual-{residual}' if residual else ''}{'-views' if views else ''}"
@@ -125,9 +125,9 @@ def gated_linear(form: Form, out: int, width: int, tokens: int, kind: str, bias:
         x, y = p.input("x", width), p.output("y", out)
         weight = p.weight(matrix(rng, 2 * out, width, form))
         p.program.gated_linear(y, x, weight=weight, bias=p.vector(2 * out) if bias else -1, kind=kind)
-        quantized = (x.value,) if form.kind == "affine" else ()
+        quantized = (x.value,) if block else ()
         return p.case(
-            [Run(plain_step(tokens, rng), {x.value: apart_from_ties(rng, tokens, width, block)})],
+            [Run(plain_step(tokens, rng), {x.value: apart_from_ties(rng, tokens, width, block or 32)})],
             quantized_inputs=quantized,
             block=block,
         )
@@ -136,8 +136,11 @@ def gated_linear(form: Form, out: int, width: int, tokens: int, kind: str, bias:
 
 
 def block_of(form: Form) -> int:
-    """Columns that share an activation scale: 32, or 16 where the weight's groups are odd multiples of 16."""
-    return 16 if form.group % 32 == 16 else 32
+    """Columns that share an activation scale: 32, or 16 where the weight's groups are odd multiples of 16; 0: activations stay
+    as they are, as the weight is dense or will be (groups that are no multiple of 16)."""
+    if form.kind != "affine" or form.group % 16:
+        return 0
+    return 16 if form.group % 32 else 32
 
 
 # --- rope, attention, prepare_qkv ---
@@ -185,7 +188,11 @@ def spans_of(name: str) -> tuple[list[int], list[list[tuple[int, int, int]]]]:
     return [count + context for count, context in spans], [step for step in (contexts, new) if step]
 
 
-def rope(form: RopeForm, head_dim: int, heads: int, spans: str, prompt: int = 0) -> Iterator[tuple[str, Builder]]:
+def rope(
+    form: RopeForm, head_dim: int, heads: int, spans: str, *, prompt: int = 0, shift: int = 0
+) -> Iterator[tuple[str, Builder]]:
+    """`shift`: of positions against K/V indices."""
+
     def build(rng: np.random.Generator) -> Case:
         p = OpProgram(rng)
         x = p.keep(p.input("x", heads * head_dim + 3))
@@ -193,9 +200,10 @@ def rope(form: RopeForm, head_dim: int, heads: int, spans: str, prompt: int = 0)
         lengths, steps = spans_of(spans)
         tables = PageTables(rng, lengths)
         step = tables.step(steps[-1], prompt_length=[prompt] * len(lengths))
-        return p.case([Run(step, {x.value: rows(rng, len(step["ids"]), x.width)})], pages=tables.pages)
+        step["positions"] = [position + shift for position in step["positions"]]
+        return p.case([Run(step, {x.value: rows(rng, len(step["ids"]), x.width)})])
 
-    yield f"{form}-head{head_dim}-x{heads}-{spans}{f'-prompt{prompt}' if prompt else ''}", build
+    yield f"{form}-head{head_dim}-x{heads}-{spans}{f'-prompt{prompt}' if prompt else ''}{f'-shift{shift}' if shift else ''}", build
 
 
 def attention(
@@ -236,7 +244,7 @@ def attention(
             step = tables.step(span)
             # Keys and values that fp16 and bf16 pages hold exactly, so that every kind of page has one tolerance.
             runs.append(Run(step, {qkv.value: from_bf16(to_bf16(rows(rng, len(step["ids"]), qkv.width)))}))
-        return p.case(runs, pages=tables.pages, page_tokens=page_tokens, kv_dtype=kv_dtype)
+        return p.case(runs, page_tokens=page_tokens, kv_dtype=kv_dtype)
 
     extras = f"{f'-window{window}' if window else ''}{f'-v{v_dim}' if v_dim else ''}-{kv_dtype}-pages{page_tokens}"
     yield f"attention-{head_dim}-{heads}over{kv_heads}-{spans}{extras}", build
@@ -273,7 +281,7 @@ def prepare_qkv(
         for span in steps:
             step = tables.step(span)
             runs.append(Run(step, {qkv.value: rows(rng, len(step["ids"]), qkv.width)}))
-        return p.case(runs, pages=tables.pages)
+        return p.case(runs)
 
     extras = "-".join(
         filter(None, [f"norm-{norms}" if norms else "", str(form) if form else "", f"offset{offset:g}" if offset else ""])
@@ -347,6 +355,7 @@ def table() -> Iterator[tuple[str, Builder]]:
             yield from rope(RopeForm(head_dim, interleaved), head_dim, 3, "ragged")
     for form in (RopeForm(32), RopeForm(20, True), RopeForm(64, multiplier=1.3), RopeForm(64, dynamic=4.0, max_positions=40)):
         yield from rope(form, 64, 2, "ragged")
+        yield from rope(form, 64, 2, "ragged", shift=20000)
     yield from rope(RopeForm(64, dynamic=2.0, max_positions=64), 64, 2, "decodes", prompt=90)
 
     for head_dim in (64, 80, 96, 128, 256, 37, 1):
@@ -358,7 +367,7 @@ def table() -> Iterator[tuple[str, Builder]]:
     for window in (1, 7, 16, 40):
         for spans in ("ragged", "decodes", "prefill"):
             yield from attention(64, 4, 2, spans, window=window)
-    for kv_dtype, page_tokens in itertools.product(("fp32", "fp16", "bf16"), (1, 8, 32, 64)):
+    for kv_dtype, page_tokens in itertools.product(("fp32", "fp16", "bf16"), (16, 48, 64)):
         yield from attention(80, 6, 2, "ragged", kv_dtype=kv_dtype, page_tokens=page_tokens)
     yield from attention(96, 4, 2, "ragged", v_dim=64)
     yield from attention(40, 4, 4, "ragged", v_dim=72, window=9)
@@ -380,10 +389,16 @@ def linears(dense_forms: list[Form], every_width: list[Form], every_group: list[
             for count in (1, next(tokens), 40):
                 yield from linear(form, out, width, count)
     whole = itertools.cycle((50, 33, 96, 7, 576))
-    for form in [*every_width, *every_group]:
+    odd_groups = [
+        Form("affine", 4, 8, True),
+        Form("affine", 8, 40, False, 128),
+        Form("affine", 5, 3, True),
+        Form("affine", 8, 1, True),
+    ]
+    for form in [*every_width, *every_group, *odd_groups]:
         for groups in (1, 5, 9):
             yield from linear(form, next(outs), next(whole) if form.group == 0 else groups * form.group, next(tokens))
-        yield from linear(form, next(outs), 256, 1)
+        yield from linear(form, next(outs), 240 if form.group % 16 else 256, 1)
 
 
 CASES: dict[str, Builder] = dict(table())

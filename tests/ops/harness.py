@@ -100,6 +100,6 @@ def distance(got: Results, want: Results) -> float:
             if not np.array_equal(np.isnan(g), np.isnan(w)):
                 return float("inf")
             w = w.astype(np.float64)
-            size = np.abs(w) + np.sqrt(np.mean(w**2)) + 1e-30
+            size = np.abs(w) + np.sqrt(np.mean(w**2)) + 1e-6
             worst = max(worst, float(np.nanmax(np.abs(g - w) / size)))
     return worst

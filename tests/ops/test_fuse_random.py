@@ -19,6 +19,7 @@ class RandomProgram:
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
         self.program = Program()
+        self.program.vocab = 1
         self.values = [self.program.input(f"v{i}", WIDTH) for i in range(5)]
         self.program.rope_table(HEAD, [1.0, 0.5, 0.2, 0.1])
         self.program.rope_table(HEAD - 2, [1.0, 0.5, 0.2])
@@ -100,7 +101,7 @@ class RandomProgram:
             self.program.output(View(value, 0, WIDTH))
         tables = PageTables(self.rng, [5, 3])
         inputs = {value.value: rows(self.rng, 8, WIDTH) for value in self.values}
-        return Case(self.program, self.weights, [Run(tables.step([(0, 0, 5), (1, 0, 3)]), inputs)], outputs, pages=tables.pages)
+        return Case(self.program, self.weights, [Run(tables.step([(0, 0, 5), (1, 0, 3)]), inputs)], outputs)
 
 
 def valid_cases(count: int) -> list[Case]:

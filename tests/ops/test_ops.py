@@ -32,6 +32,46 @@ def test_quantized_activations(mode: Mode, name: str) -> None:
     assert distance(got, expected(name, False)) < LOOSE
 
 
+# One case of each op and kind of weight, with several tokens.
+NAN_CASES = [
+    "norm-rms-100-by100-x33",
+    "norm-layer-100-by100-x33-bias",
+    "activation-silu-1000-x7",
+    "activation-gelu-1000-x7",
+    "activation-gelu_tanh-1000-x7",
+    "activation-relu-1000-x7",
+    "add-577-x20",
+    "linear-fp32-67x129-x40",
+    "linear-bf16-67x129-x40",
+    "linear-4bit-g32-z0-offset-37x96-x6-bias",
+    "linear-8bit-g32-z128-37x96-x6-bias",
+    "gated_linear-4bit-g32-z0-offset-33x160-x5-gelu_tanh-bias",
+    "rope64-head64-x3-ragged",
+    "attention-64-4over2-prefill-fp32-pages16",
+    "prepare_qkv-64-6over2-ragged-norm-qk-rope64",
+]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", NAN_CASES)
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_bad_number_stays_visible_and_in_its_sequence(mode: Mode, name: str, bad: float) -> None:
+    """An element that is not finite spoils its own token (in attention also later ones of its sequence), and nothing else."""
+    case = build(name)
+    good = run(load(mode.backend(), case), case)[-1]
+    last = case.runs[-1]
+    token = 1 if len(last.step["kv_length"]) == 1 else last.step["sequence_start"][4]  # of a sequence of one token
+    value = min(last.inputs)
+    last.inputs[value][token, 3] = bad
+    got = run(load(mode.backend(), case), case)[-1]
+    attends = any(op["op"] == "attention" for op in case.program.ops)
+    others = [t for t in range(last.tokens) if t < token or (t > token and (not attends or len(last.step["kv_length"]) > 1))]
+    if not (name.startswith(("activation", "add")) and bad != np.nan):  # those may turn an infinity into a number
+        assert not np.isfinite(got[max(got)][token]).all()
+    for result, want in zip(got.values(), good.values(), strict=True):
+        np.testing.assert_array_equal(result[others], want[others])
+
+
 def test_rounding_of_activations() -> None:
     """quantize_rows, by hand: a block's largest element becomes 127 steps, each rounded to nearest."""
     x = np.zeros((1, 33), np.float32)

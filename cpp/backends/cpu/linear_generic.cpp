@@ -58,7 +58,7 @@ template <int columns>
 struct Codes {
   static constexpr int kColumns = columns, kTokensAtOnce = 2;
   I words;
-  explicit Codes(const uint8_t* p) : words(load_words(p)) {}
+  static Codes load(const uint8_t* p) { return {load_words(p)}; }
 
   struct Sum {
     I sum;

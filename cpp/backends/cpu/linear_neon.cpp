@@ -22,9 +22,9 @@ struct PartSums {
 };
 
 struct Nibbles {
-  static constexpr int kColumns = 8, kTokensAtOnce = 8;
+  static constexpr int kColumns = 8, kTokensAtOnce = 2;
   int8x16_t low, high;
-  explicit Nibbles(const uint8_t* p) : low(low_nibbles(p)), high(high_nibbles(p)) {}
+  static Nibbles load(const uint8_t* p) { return {low_nibbles(p), high_nibbles(p)}; }
 
   struct Sum {
     PartSums sum;
@@ -38,9 +38,9 @@ struct Nibbles {
 };
 
 struct Bytes {
-  static constexpr int kColumns = 4, kTokensAtOnce = 4;
+  static constexpr int kColumns = 4, kTokensAtOnce = 1;
   int8x16_t low, high;
-  explicit Bytes(const uint8_t* p) : low(low_nibbles(p)), high(high_nibbles(p)) {}
+  static Bytes load(const uint8_t* p) { return {low_nibbles(p), high_nibbles(p)}; }
 
   struct Sum {
     PartSums low, high;

@@ -11,9 +11,9 @@ namespace {
 constexpr int kByteBias = 128;
 
 struct Nibbles {
-  static constexpr int kColumns = 8, kTokensAtOnce = 8;
+  static constexpr int kColumns = 8, kTokensAtOnce = 4;
   int8x16_t low, high;
-  explicit Nibbles(const uint8_t* p) : low(low_nibbles(p)), high(high_nibbles(p)) {}
+  static Nibbles load(const uint8_t* p) { return {low_nibbles(p), high_nibbles(p)}; }
 
   struct Sum {
     I sum;
@@ -27,9 +27,9 @@ struct Nibbles {
 };
 
 struct Bytes {
-  static constexpr int kColumns = 4, kTokensAtOnce = 8;
+  static constexpr int kColumns = 4, kTokensAtOnce = 4;
   int8x16_t codes;
-  explicit Bytes(const uint8_t* p) : codes(vreinterpretq_s8_u8(veorq_u8(vld1q_u8(p), vdupq_n_u8(0x80)))) {}
+  static Bytes load(const uint8_t* p) { return {vreinterpretq_s8_u8(veorq_u8(vld1q_u8(p), vdupq_n_u8(0x80)))}; }
 
   struct Sum {
     I sum;

@@ -75,35 +75,45 @@ void quantized_tile(const PackedMatrix& w, const std::byte* panel, const std::by
 
   int64_t left = group_units;
   for (int64_t u = 0; u < units; ++u, blocks += kTokens, codes += kSteps * kPanelRows * 4) {
+    Codes c[kSteps][kVectors];
+    F scale[kVectors];
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      const F scale = load_scale(scales, v * kLanes, half_scales);
-#pragma GCC unroll 16
-      for (int first = 0; first < kTokens; first += kAtOnce) {
-        typename Codes::Sum sum[kAtOnce];
-#pragma GCC unroll 16
-        for (int m = 0; m < kAtOnce; ++m)
-          if (first + m < kTokens) sum[m].begin(blocks[first + m].start);
+      scale[v] = load_scale(scales, v * kLanes, half_scales);
 #pragma GCC unroll 8
-        for (int s = 0; s < kSteps; ++s) {
-          const Codes c(codes + (s * kPanelRows + v * kLanes) * 4);
+      for (int s = 0; s < kSteps; ++s) c[s][v] = Codes::load(codes + (s * kPanelRows + v * kLanes) * 4);
+    }
 #pragma GCC unroll 16
-          for (int m = 0; m < kAtOnce; ++m)
-            if (first + m < kTokens) sum[m].add(c, blocks[first + m].codes + s * Codes::kColumns);
-        }
+    for (int first = 0; first < kTokens; first += kAtOnce) {
+      typename Codes::Sum sum[kVectors][kAtOnce];
+#pragma GCC unroll 16
+      for (int m = 0; m < kAtOnce; ++m)
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v)
+          if (first + m < kTokens) sum[v][m].begin(blocks[first + m].start);
+#pragma GCC unroll 8
+      for (int s = 0; s < kSteps; ++s)
 #pragma GCC unroll 16
         for (int m = 0; m < kAtOnce; ++m)
+#pragma GCC unroll 4
+          for (int v = 0; v < kVectors; ++v)
+            if (first + m < kTokens) sum[v][m].add(c[s][v], blocks[first + m].codes + s * Codes::kColumns);
+#pragma GCC unroll 16
+      for (int m = 0; m < kAtOnce; ++m)
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v)
           if (first + m < kTokens) {
-            const F products = to_float(sum[m].total(blocks[first + m].start));
-            acc[v][first + m] = fma(products, mul(scale, set1(blocks[first + m].scale)), acc[v][first + m]);
+            const F products = to_float(sum[v][m].total(blocks[first + m].start));
+            acc[v][first + m] = fma(products, mul(scale[v], set1(blocks[first + m].scale)), acc[v][first + m]);
           }
-      }
-      if (has_offset) {
+    }
+    if (has_offset)
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
         const F offset = load_scale(offsets, v * kLanes, half_scales);
 #pragma GCC unroll 16
         for (int m = 0; m < kTokens; ++m) acc[v][m] = fma(offset, set1(blocks[m].sum), acc[v][m]);
       }
-    }
     if (--left == 0) {
       left = group_units;
       scales += scale_step;

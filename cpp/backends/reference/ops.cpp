@@ -80,7 +80,7 @@ void norm(int64_t rows, Columns out, Columns in, const DoubleWeight* weight, con
 
 // The frequency of pair `i` for a sequence of `length` tokens. Dynamic NTK (the "dynamic" rope scaling of transformers) grows
 // the base once the length passes max_positions; like the frequencies of the table, the result is kept in fp32.
-double frequency(const RopeTable& table, int64_t i, int64_t length) {
+float frequency(const RopeTable& table, int64_t i, int64_t length) {
   if (table.dynamic_factor == 0 || length <= table.max_positions) return table.inv_freq[i];
   const double r = static_cast<double>(table.rotary_dim);
   const double factor = table.dynamic_factor;
@@ -95,7 +95,8 @@ void rope(Columns x, int64_t head_dim, const RopeTable& table, const Step& step)
     const int64_t position = step.positions[t];
     const int64_t length = std::max<int64_t>(step.prompt_length.empty() ? 0 : step.prompt_length[s], position + 1);
     for (int64_t i = 0; i < half; ++i) {
-      const double angle = static_cast<double>(position) * frequency(table, i, length);
+      // An fp32 product, as models are trained with it: at position 10000 its rounding already moves the angle by up to 5e-4.
+      const double angle = static_cast<float>(position) * frequency(table, i, length);
       const double cosine = std::cos(angle) * table.multiplier, sine = std::sin(angle) * table.multiplier;
       for (int64_t head = 0; head < x.width; head += head_dim) {
         double& first = x.at(t, head + (table.interleaved ? 2 * i : i));

@@ -1,0 +1,240 @@
+"""The one typed configuration, from flags, environment and a YAML file. Nothing else in the project reads the environment."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+
+from maga_transformer.unsupported import INEFFECTIVE, REFUSED
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be used; the message names it as the user spelt it, and what would be valid."""
+
+
+def _json_list(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    if not value.strip():
+        return []
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON ({error.msg} at character {error.pos}); a JSON list is expected") from None
+
+
+def _comma_list(value: object) -> object:
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+JsonStrings = Annotated[list[str], BeforeValidator(_json_list)]
+JsonIdLists = Annotated[list[list[int]], BeforeValidator(_json_list)]
+
+
+def _setting(default: Any, help: str, *, env: tuple[str, ...] = (), flags: tuple[str, ...] = (), **constraints: Any) -> Any:
+    """A field whose environment name is its own in capitals and whose flag its own with dashes, unless others are given."""
+    return Field(default, description=help, json_schema_extra={"env": list(env), "flags": list(flags)}, **constraints)
+
+
+class Config(BaseModel):
+    """Every setting. Load it with `Config.load`, which knows where each value came from."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    # The model.
+    checkpoint_path: str = _setting("", "Hugging Face folder or GGUF file")
+    tokenizer_path: str = _setting("", "tokenizer folder or file; empty: the checkpoint's own", flags=("--tokenizer",))
+    model_type: str = _setting("", "model family; empty: read from the checkpoint")
+    served_model_name: Annotated[list[str], BeforeValidator(_comma_list)] = _setting(
+        [], "names the model answers to, comma separated; empty: the checkpoint's name"
+    )
+    generation_config_path: str = _setting(
+        "", "folder (or file) of a generation_config.json with default sampling values", flags=("--generation-config",)
+    )
+    stop_words_str: JsonStrings = _setting([], "JSON list of strings that end every output")
+    stop_words_list: JsonIdLists = _setting([], "JSON list of token id lists that end every output")
+    force_stop_words_str: JsonStrings = _setting([], "JSON list of strings that replace the model's own stop tokens")
+    force_stop_words_list: JsonIdLists = _setting([], "JSON list of token id lists that replace the model's own stop tokens")
+
+    # Arithmetic.
+    act_type: Literal["auto", "fp32"] = _setting(
+        "auto", "activations of quantised layers: auto (int8 blocks, fast) or fp32 (exact)", flags=("--dtype", "--act-type")
+    )
+    threads: int = _setting(0, "threads that compute; 0: one per usable core", ge=0, le=1024)
+    isa: str = _setting("", "instruction set of the kernels; empty: the best this machine has")
+
+    # Memory and batching.
+    max_seq_len: int = _setting(0, "limit of prompt and output together; 0: the model's own", flags=("--max-model-len",), ge=0)
+    seq_size_per_block: int = _setting(16, "tokens of a K/V page", flags=("--block-size",), ge=1, le=1024)
+    kv_cache_mem_mb: int = _setting(-1, "MiB of the K/V pages; -1: sized from measured memory", ge=-1)
+    kv_cache_dtype: Literal["auto", "fp32", "fp16", "bf16"] = _setting("auto", "element type of keys and values")
+    max_num_seqs: int = _setting(64, "sequences that run at once", ge=1, le=65536)
+    max_num_batched_tokens: int = _setting(512, "tokens a step may carry", ge=1, le=1 << 20)
+    max_queue: int = _setting(1024, "requests that may wait; more are refused with 429", ge=1)
+    concurrency_limit: int = _setting(
+        0, "requests in the engine at once, running or waiting; more are refused; 0: max_queue alone decides", ge=0
+    )
+    reuse_cache: bool = _setting(True, "reuse the K/V pages of common prefixes")
+
+    # The server.
+    host: str = _setting("0.0.0.0", "address to listen on", env=("MAGA_HOST",))
+    port: int = _setting(8088, "port to listen on; 0: any free one", env=("START_PORT",), ge=0, le=65535)
+    timeout_keep_alive: int = _setting(
+        75, "seconds an idle connection is kept; more than a proxy's, or it reuses closed ones", ge=1
+    )
+    drain_timeout: float = _setting(30.0, "seconds that running requests have to finish after SIGTERM", ge=0, allow_inf_nan=False)
+    max_body_mb: int = _setting(32, "largest request body in MiB", ge=1, le=4096)
+    ft_server_test: bool = _setting(False, "log requests to the console")
+    log_level: Literal["", "DEBUG", "INFO", "WARNING", "ERROR"] = _setting(
+        "", "level of the log; empty: INFO with ft_server_test, else WARNING", env=("LOG_LEVEL", "PY_LOG_LEVEL")
+    )
+    fault: str = _setting("", "fault to inject, kind:place:count (tests only)", env=("MAGA_FAULT",))
+
+    _sources: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _agree(self) -> Config:
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens={self.max_num_batched_tokens} is below max_num_seqs={self.max_num_seqs}: "
+                "a step could not carry one token of every running sequence; raise the first or lower the second"
+            )
+        return self
+
+    @property
+    def sources(self) -> Mapping[str, str]:
+        """Where each value that is not a default came from: "flag --port", "environment START_PORT", a file's name."""
+        return self._sources
+
+    @classmethod
+    def load(cls, flags: Mapping[str, object] | None = None, *, environ: Mapping[str, str] | None = None, file: str = "") -> Config:
+        """Flags win over the environment, the environment over the file. `environ` defaults to the process's own; pass {} for
+        none. Raises ConfigError."""
+        environ = os.environ if environ is None else environ
+        values: dict[str, object] = {}
+        sources: dict[str, str] = {}
+        spelt: dict[str, str] = {}
+        for layer in (_from_file(file), _from_environment(environ), _from_flags(flags or {})):
+            for name, (value, spelling, source) in layer.items():
+                values[name], spelt[name], sources[name] = value, spelling, source
+        try:
+            config = cls(**values)  # type: ignore[arg-type]
+        except ValidationError as error:
+            raise ConfigError("\n".join(_explain(item, spelt) for item in error.errors())) from None
+        config._sources.update(sources)
+        return config
+
+    @classmethod
+    def without_environment(cls, **settings: object) -> Config:
+        """For a library's caller: only what is passed counts."""
+        return cls.load(settings, environ={})
+
+
+Layer = dict[str, tuple[object, str, str]]  # field -> (value, as the user spelt it, source)
+
+
+def environment_names(name: str, field: FieldInfo) -> list[str]:
+    extra = field.json_schema_extra
+    assert isinstance(extra, dict)
+    return [str(env) for env in extra["env"]] or [name.upper()]  # type: ignore[union-attr]
+
+
+def flag_names(name: str, field: FieldInfo) -> list[str]:
+    extra = field.json_schema_extra
+    assert isinstance(extra, dict)
+    return [str(flag) for flag in extra["flags"]] or ["--" + name.replace("_", "-")]  # type: ignore[union-attr]
+
+
+def _names() -> dict[str, str]:
+    """Every spelling that a flag, a keyword or a file may use -> field."""
+    names = {}
+    for name, field in Config.model_fields.items():
+        names[name] = name
+        for flag in flag_names(name, field):
+            names[flag[2:].replace("-", "_")] = name
+    return names
+
+
+def _resolve(key: str, where: str) -> str:
+    names = _names()
+    field = names.get(key.replace("-", "_"))
+    if field is None:
+        close = difflib.get_close_matches(key.replace("-", "_"), names, n=1)
+        raise ConfigError(
+            f"{key}: unknown setting{where}"
+            + (f"; did you mean {close[0]}?" if close else f"; known: {', '.join(Config.model_fields)}")
+        )
+    return field
+
+
+def _from_flags(flags: Mapping[str, object]) -> Layer:
+    return {_resolve(key, ""): (value, key, f"flag {key}") for key, value in flags.items() if value is not None}
+
+
+def _from_environment(environ: Mapping[str, str]) -> Layer:
+    layer: Layer = {}
+    known = set()
+    for name, field in Config.model_fields.items():
+        for env in environment_names(name, field):
+            known.add(env)
+            value = environ.get(env)
+            if not value:
+                continue
+            if name in layer and layer[name][0] != value:
+                raise ConfigError(
+                    f"{layer[name][1]}={layer[name][0]} and {env}={value} are the same setting with two values; keep one"
+                )
+            layer[name] = (value, env, f"environment {env}")
+    for env, (neutral, reason) in REFUSED.items():
+        value = environ.get(env)
+        if value is not None and value.strip().lower() not in neutral:
+            raise ConfigError(f"{env}={_cut(value)}: {reason}")
+    for env in environ:
+        if env.startswith("MAGA_") and env not in known:
+            close = difflib.get_close_matches(env, known, n=1)
+            raise ConfigError(f"{env}: unknown setting in the environment" + (f"; did you mean {close[0]}?" if close else ""))
+    return layer
+
+
+def _from_file(file: str) -> Layer:
+    if not file:
+        return {}
+    import yaml
+
+    try:
+        content = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"config file {file}: {error}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"config file {file}: a mapping of settings is expected, not {type(content).__name__}")
+    return {_resolve(str(key), f" in {file}"): (value, str(key), file) for key, value in content.items()}
+
+
+def ineffective_settings(environ: Mapping[str, str] | None = None) -> list[str]:
+    """Names set in the environment that tune parts this engine does not have: harmless, but never silent."""
+    environ = os.environ if environ is None else environ
+    return [name for name in INEFFECTIVE if environ.get(name)]
+
+
+def _explain(error: Any, spelt: Mapping[str, str]) -> str:
+    message = str(error["msg"]).removeprefix("Value error, ")
+    if not error["loc"]:
+        return message
+    name = str(error["loc"][0])
+    place = spelt.get(name, name) + "".join(f"[{part}]" for part in error["loc"][1:])
+    field = Config.model_fields.get(name)
+    return f"{place}={_cut(error['input'])}: {message}" + (f" ({field.description})" if field else "")
+
+
+def _cut(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 64 else text[:61] + "..."

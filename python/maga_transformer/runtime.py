@@ -1,0 +1,186 @@
+"""A loaded model, ready to answer: it checks jobs, submits them to the engine and hands each its events."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from maga_transformer import _core
+from maga_transformer.config import Config
+from maga_transformer.request import Fault, Job, RequestError, Sampling, quote
+
+if TYPE_CHECKING:
+    from maga_transformer.tokenizer import Tokenizer
+
+Sink = Callable[["_core.Event"], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """What the start message, /v1/models and the metrics say about the model."""
+
+    names: list[str]
+    family: str
+    device: str
+    context: int  # tokens of prompt and output together
+    kv_dtype: str
+    kv_bytes: int
+    kv_tokens: int  # tokens that the pages hold
+    kv_measured: str  # how the size was found
+    weight_bytes: int
+    load_seconds: float
+    sampling_defaults: Mapping[str, Any]
+
+
+class Runtime:
+    """Submits jobs and hands every event to its job's sink. `dispatch` must be called whenever `event_fd` is readable: by the
+    server's event loop, or by the library's own thread."""
+
+    def __init__(
+        self, config: Config, engine: _core.Engine, tokenizer: Tokenizer, token_bytes: Sequence[bytes], description: Description
+    ) -> None:
+        self.config = config
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.token_bytes = token_bytes
+        self.description = description
+        self.draining = False
+        self.on_finish: Callable[[_core.Event], None] = lambda event: None
+        self._jobs: dict[int, tuple[Sink, int]] = {}  # request -> its sink, and how many sequences still run
+        self._lock = threading.Lock()  # an event must not be dispatched before submit has noted its sink
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._jobs)
+
+    def prepare(self, job: Job) -> Job:
+        """Checks the prompt, and completes the sampling: limits that fit, end-of-text tokens, the operator's stop words."""
+        vocab, context = self.tokenizer.vocab_size, self.description.context
+        if not job.prompt:
+            raise RequestError(Fault.empty_prompt, "the prompt is empty: it has no token")
+        ids = np.asarray(job.prompt)
+        if ids.ndim != 1 or ids.dtype.kind not in "iu":
+            raise RequestError(Fault.parameter, "prompt: token ids are integers", "prompt")
+        if ids.min() < 0 or ids.max() >= vocab:
+            at = int(np.flatnonzero((ids < 0) | (ids >= vocab))[0])
+            raise RequestError(
+                Fault.parameter, f"prompt[{at}]={ids[at]}: outside the vocabulary, valid: 0 to {vocab - 1}", "prompt"
+            )
+        room = context - len(ids)
+        if room < 1:
+            raise RequestError(
+                Fault.long_prompt,
+                f"This model's maximum context length is {context} tokens, and one of them must be left for the "
+                f"answer, but the prompt has {len(ids)} tokens",
+                "prompt",
+            )
+        given, config = job.sampling, self.config
+        if job.sequences > config.max_num_seqs:
+            raise RequestError(
+                Fault.parameter,
+                f"{job.sequences} outputs of one prompt were asked for; at most {config.max_num_seqs} run at once (MAX_NUM_SEQS)",
+                "n",
+            )
+        stop_strings = [*given.stop_strings, *config.stop_words_str, *config.force_stop_words_str]
+        stop_words = [*given.stop_words, *config.stop_words_list, *config.force_stop_words_list]
+        wanted = room if given.max_new_tokens is None else min(given.max_new_tokens, room)
+        sampling = dataclasses.replace(
+            given,
+            max_new_tokens=wanted,
+            min_new_tokens=min(given.min_new_tokens, wanted),
+            top_k=min(given.top_k, vocab),
+            stop_strings=stop_strings,
+            stop_words=stop_words,
+        )
+        self._check_ids(sampling)
+        return dataclasses.replace(job, sampling=sampling)
+
+    def _check_ids(self, sampling: Sampling) -> None:
+        vocab = self.tokenizer.vocab_size
+        lists: list[tuple[str, Sequence[int]]] = [
+            ("logit_bias", list(sampling.logit_bias)),
+            ("stop_token_ids", sampling.stop_token_ids),
+        ]
+        lists += [("bad_words_list", ids) for ids in sampling.bad_words] + [("stop_words_list", ids) for ids in sampling.stop_words]
+        for name, ids in lists:
+            for token in ids:
+                if not 0 <= token < vocab:
+                    raise RequestError(
+                        Fault.parameter, f"{name}: token id {quote(token)} is outside the vocabulary, valid: 0 to {vocab - 1}", name
+                    )
+
+    def submit(self, job: Job, sink: Sink) -> int:
+        """Takes a job that `prepare` returned. Never waits. Returns the request's number, for `cancel`."""
+        if self.draining:
+            raise RequestError(Fault.draining, "the server is shutting down")
+        limit = self.config.concurrency_limit
+        if limit and len(self._jobs) >= limit:
+            raise RequestError(Fault.busy, f"{limit} requests are running or waiting already, as many as CONCURRENCY_LIMIT allows")
+        params = self._params(job.sampling)
+        with self._lock:
+            try:
+                request = self.engine.submit(
+                    np.asarray(job.prompt, dtype=np.int32),
+                    params,
+                    sequences=job.sequences,
+                    priority=job.priority,
+                    timeout_seconds=job.timeout_seconds,
+                    cache_salt=job.cache_salt,
+                )
+            except _core.BusyError as error:
+                raise RequestError(Fault.busy, str(error)) from None
+            except ValueError as error:
+                raise RequestError(Fault.parameter, str(error)) from None
+            self._jobs[request] = (sink, job.sequences)
+        return request
+
+    def _params(self, sampling: Sampling) -> _core.SamplingParams:
+        own_stops = self.config.force_stop_words_str or self.config.force_stop_words_list
+        eos = [] if sampling.ignore_eos or own_stops else self.tokenizer.eos_ids
+        return _core.SamplingParams(
+            max_new_tokens=sampling.max_new_tokens,
+            min_new_tokens=sampling.min_new_tokens,
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            repetition_penalty=sampling.repetition_penalty,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            seed=sampling.seed,
+            logit_bias=list(sampling.logit_bias.items()),
+            bad_words=[list(ids) for ids in sampling.bad_words],
+            stop_words=[list(ids) for ids in sampling.stop_words],
+            stop_strings=[text.encode() for text in sampling.stop_strings],
+            stop_token_ids=sorted({*eos, *sampling.stop_token_ids}),
+            logprobs=sampling.logprobs,
+        )
+
+    def cancel(self, request: int) -> None:
+        """The request's sequences end with "cancelled" at the next step; one that has ended already is left alone."""
+        self.engine.cancel(request)
+
+    def cancel_all(self) -> None:
+        for request in list(self._jobs):
+            self.engine.cancel(request)
+
+    def dispatch(self) -> None:
+        for event in self.engine.poll():
+            with self._lock:
+                entry = self._jobs.get(event.request)
+                if entry is None:
+                    continue
+                sink, running = entry
+                if event.finish:
+                    if running == 1:
+                        del self._jobs[event.request]
+                    else:
+                        self._jobs[event.request] = (sink, running - 1)
+            sink(event)
+            if event.finish:
+                self.on_finish(event)

@@ -1,0 +1,78 @@
+"""Each fault's HTTP status and codes, in the shape of the route that failed."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+
+from maga_transformer.request import Fault, RequestError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Code:
+    status: int
+    raw: int  # RTP-LLM's error_code
+    type: str  # OpenAI's error type
+    code: str | None  # OpenAI's error code
+
+
+_INVALID = "invalid_request_error"
+CODES: dict[Fault, Code] = {
+    Fault.body: Code(400, 507, _INVALID, "invalid_body"),
+    Fault.no_prompt: Code(400, 509, _INVALID, "missing_prompt"),
+    Fault.empty_prompt: Code(400, 510, _INVALID, "empty_prompt"),
+    Fault.long_prompt: Code(400, 511, _INVALID, "context_length_exceeded"),
+    Fault.stop_list: Code(400, 512, _INVALID, "invalid_value"),
+    Fault.parameter: Code(400, 516, _INVALID, "invalid_value"),
+    Fault.unsupported: Code(400, 515, _INVALID, "unsupported_parameter"),
+    Fault.unknown_model: Code(404, 508, _INVALID, "model_not_found"),
+    Fault.too_large: Code(413, 507, _INVALID, "request_too_large"),
+    Fault.encoding: Code(415, 507, _INVALID, "unsupported_encoding"),
+    Fault.slow_body: Code(408, 507, _INVALID, "request_timeout"),
+    Fault.not_found: Code(404, 507, _INVALID, "not_found"),
+    Fault.method: Code(405, 507, _INVALID, "method_not_allowed"),
+    Fault.busy: Code(429, 409, "server_busy", "queue_full"),
+    Fault.draining: Code(503, 409, "server_unavailable", "shutting_down"),
+    Fault.timeout: Code(504, 603, "timeout_error", "generation_timeout"),
+    Fault.cancelled: Code(503, 499, "server_unavailable", "cancelled"),
+    Fault.execution: Code(500, 606, "server_error", "execution_failed"),
+    Fault.internal: Code(500, 514, "server_error", "internal_error"),
+}
+RETRY_AFTER_SECONDS = {Fault.busy: "1", Fault.draining: "5"}
+
+
+def raw_error(error: RequestError) -> dict[str, Any]:
+    return {"error_code": CODES[error.fault].raw, "message": error.message}
+
+
+def openai_error(error: RequestError) -> dict[str, Any]:
+    code = CODES[error.fault]
+    return {"error": {"message": error.message, "type": code.type, "param": error.field, "code": code.code}}
+
+
+def is_openai(path: str) -> bool:
+    return path.startswith("/v1") or path.endswith("/completions")
+
+
+def error_response(error: RequestError, path: str) -> Response:
+    body = openai_error(error) if is_openai(path) else raw_error(error)
+    headers = {"Retry-After": RETRY_AFTER_SECONDS[error.fault]} if error.fault in RETRY_AFTER_SECONDS else None
+    return Response(encode(body), CODES[error.fault].status, headers, "application/json")
+
+
+def as_request_error(error: Exception) -> RequestError:
+    """Anything unforeseen is logged with its traceback and reaches the client without it."""
+    if isinstance(error, RequestError):
+        return error
+    log.error("unexpected error while serving a request", exc_info=error)
+    return RequestError(Fault.internal, "internal error; the server's log has the details")
+
+
+def encode(value: Any) -> bytes:
+    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)

@@ -1,0 +1,82 @@
+"""One HTTP request's way through the engine: jobs in, deltas out, and everything cancelled when the request goes away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from maga_transformer.output import Delta, SequenceText
+from maga_transformer.request import Fault, Job, RequestError
+from maga_transformer.runtime import Runtime
+
+if TYPE_CHECKING:
+    from maga_transformer._core import Event
+
+
+class Generation:
+    """Use as a context manager: leaving it cancels what still runs. Jobs come from `Runtime.prepare`."""
+
+    def __init__(self, runtime: Runtime, jobs: Sequence[Job]) -> None:
+        self.jobs = jobs
+        self.texts = [[SequenceText(runtime.tokenizer, job.sampling) for _ in range(job.sequences)] for job in jobs]
+        self.last_events: list[list[Event | None]] = [[None] * job.sequences for job in jobs]
+        self._runtime = runtime
+        self._queue: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+        self._requests: list[int] = []
+        self._running = sum(job.sequences for job in jobs)
+        try:
+            for index, job in enumerate(jobs):
+                self._requests.append(runtime.submit(job, lambda event, index=index: self._queue.put_nowait((index, event))))  # type: ignore[misc]
+        except RequestError:
+            self.cancel()
+            raise
+
+    def __enter__(self) -> Generation:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.cancel()
+
+    def cancel(self) -> None:
+        if self._running:
+            for request in self._requests:
+                self._runtime.cancel(request)
+
+    async def deltas(self) -> AsyncIterator[list[Delta]]:
+        """All news since the last turn, at least one, until every sequence has ended. Raises RequestError if one fails."""
+        while self._running:
+            ready = [self._take(*await self._queue.get())]
+            while not self._queue.empty():
+                ready.append(self._take(*self._queue.get_nowait()))
+            yield ready
+
+    async def finish(self) -> None:
+        async for _ in self.deltas():
+            pass
+
+    def event(self, job: int, sequence: int) -> Event:
+        event = self.last_events[job][sequence]
+        assert event is not None
+        return event
+
+    def _take(self, job: int, event: Event) -> Delta:
+        self.last_events[job][event.sequence] = event
+        text = self.texts[job][event.sequence]
+        delta = text.push(event)
+        if event.finish:
+            self._running -= 1
+            if event.finish not in ("stop", "length"):
+                raise _failure(event)
+        return Delta(job, event, delta, text.stop)
+
+
+def _failure(event: Event) -> RequestError:
+    if event.finish == "timeout":
+        return RequestError(
+            Fault.timeout, f"the request's time ran out after {event.total_seconds:.3f} s and {event.output_tokens} tokens"
+        )
+    if event.finish == "cancelled":
+        return RequestError(Fault.cancelled, "the request was cancelled: the server is shutting down")
+    return RequestError(Fault.execution, event.error or "the engine gave the request up")

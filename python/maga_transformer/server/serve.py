@@ -1,0 +1,121 @@
+"""From a configuration to a server that answers, and down again without breaking an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sys
+from types import FrameType
+
+import uvicorn
+
+from maga_transformer import __version__
+from maga_transformer.config import Config, ConfigError, ineffective_settings
+from maga_transformer.runtime import Runtime
+from maga_transformer.server.app import create_app
+from maga_transformer.startup import load_runtime
+
+log = logging.getLogger(__name__)
+
+
+def serve(config: Config) -> None:
+    """Returns after SIGTERM or SIGINT, when the running requests have ended."""
+    logging.basicConfig(
+        level=config.log_level or ("INFO" if config.ft_server_test else "WARNING"),
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    for name in ineffective_settings():
+        log.warning("%s has no effect here: this engine does not have the part that it tunes, or sizes it by itself", name)
+    listener = _listen(config)  # before the weights: a taken port should not cost a load
+    runtime = load_runtime(config)
+    server = _DrainingServer(
+        runtime,
+        uvicorn.Config(
+            create_app(runtime),
+            loop="uvloop",
+            http="httptools",
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=config.timeout_keep_alive,
+            timeout_graceful_shutdown=max(1, round(config.drain_timeout)),
+            backlog=2048,
+        ),
+    )
+    port = listener.getsockname()[1]
+    server.greeting = greeting(runtime, config.host, port)
+    with listener:
+        server.run(sockets=[listener])
+
+
+def greeting(runtime: Runtime, host: str, port: int) -> str:
+    """The start message: what runs, on what, how much fits, and a command to try."""
+    about = runtime.description
+    url = f"http://{'localhost' if host in ('0.0.0.0', '::', '') else host}:{port}"
+    body = '{"prompt": "hello, what is your name", "generate_config": {"max_new_tokens": 100}}'
+    lines = [
+        f"maga_transformer {__version__}",
+        f"device    {about.device}",
+        f"model     {about.names[0]} ({about.family}), {about.weight_bytes / 2**20:.0f} MiB, loaded in {about.load_seconds:.1f} s",
+        f"K/V       {about.kv_bytes / 2**20:.0f} MiB of {about.kv_dtype} hold {about.kv_tokens} tokens ({about.kv_measured})",
+        f"context   {about.context} tokens; {about.kv_tokens // about.context} sequences of that length fit at once",
+    ]
+    if about.sampling_defaults:
+        lines.append("sampling  " + ", ".join(f"{name}={value}" for name, value in about.sampling_defaults.items()))
+    lines += [f"setting   {name}={getattr(runtime.config, name)} ({source})" for name, source in runtime.config.sources.items()]
+    return "\n".join([*lines, f"ready     {url}", f"try       curl -XPOST {url} -d '{body}'"])
+
+
+def _listen(config: Config) -> socket.socket:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {config.host}:{config.port} (START_PORT, --port, --host): {error.strerror or error}"
+        ) from None
+    return listener
+
+
+class _DrainingServer(uvicorn.Server):
+    """The first signal lets running requests finish, while /health says "draining"; the second ends at once."""
+
+    def __init__(self, runtime: Runtime, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.greeting = ""
+        self._runtime = runtime
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._drain: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+        if self.started:
+            print(self.greeting, flush=True)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._loop is None or self._runtime.draining:
+            self.should_exit = self.force_exit = True
+            return
+        self._runtime.draining = True
+        self._loop.call_soon_threadsafe(self._start_drain)
+
+    def _start_drain(self) -> None:
+        self._drain = asyncio.ensure_future(self._drain_and_exit())
+
+    async def _drain_and_exit(self) -> None:
+        runtime, seconds = self._runtime, self._runtime.config.drain_timeout
+        log.warning("shutting down: %d requests run, they have %.0f s to finish", runtime.in_flight, seconds)
+        try:
+            done = await asyncio.get_running_loop().run_in_executor(None, runtime.engine.drain, seconds)
+            if not done:
+                log.warning("%d requests did not finish in time and are cancelled", runtime.in_flight)
+                runtime.cancel_all()
+        finally:
+            self.should_exit = True

@@ -1,0 +1,82 @@
+"""RTP-LLM's environment variables that mean something this engine cannot do yet (refused) or need not do (no effect)."""
+
+_OFF = frozenset({"", "0", "false", "off", "no", "none"})
+_ONE = frozenset({"", "1"})
+_UNSET = frozenset({""})
+
+_SINGLE = "more than one device or node is not supported yet; valid: 1, or leave it unset"
+_QUANTISE = "quantising while loading is not supported yet; leave it unset (quantised checkpoints load as they are)"
+_SPECULATE = "speculative decoding is not supported yet; leave it unset"
+_FILES = "is not supported yet; leave it unset"
+
+# name -> (values that ask for nothing, why others are refused)
+REFUSED: dict[str, tuple[frozenset[str], str]] = {
+    "TP_SIZE": (_ONE, _SINGLE),
+    "PP_SIZE": (_ONE, _SINGLE),
+    "DP_SIZE": (_ONE, _SINGLE),
+    "EP_SIZE": (_ONE, _SINGLE),
+    "FFN_SP_SIZE": (_ONE, _SINGLE),
+    "WORLD_SIZE": (_ONE, _SINGLE),
+    "LOCAL_WORLD_SIZE": (_ONE, _SINGLE),
+    "WORLD_RANK": (_OFF, "more than one device or node is not supported yet; valid: 0, or leave it unset"),
+    "DISTRIBUTE_CONFIG_FILE": (_UNSET, f"a multi-node member list {_FILES}"),
+    "GANG_CONFIG_STRING": (_UNSET, f"a multi-node member list {_FILES}"),
+    "GANG_ANNOCATION_PATH": (_UNSET, f"a multi-node member list {_FILES}"),
+    "WEIGHT_TYPE": (frozenset({"", "auto"}), _QUANTISE),
+    "INT8_MODE": (_OFF, _QUANTISE),
+    "QUANTIZATION": (_OFF, _QUANTISE),
+    "USE_FLOAT32": (_OFF, "not supported; valid: ACT_TYPE=fp32 for exact arithmetic"),
+    "INT8_KV_CACHE": (_OFF, "not supported yet; valid: KV_CACHE_DTYPE=fp16, bf16 or fp32"),
+    "FP8_KV_CACHE": (_OFF, "not supported yet; valid: KV_CACHE_DTYPE=fp16, bf16 or fp32"),
+    "BLOCKWISE_USE_FP8_KV_CACHE": (_OFF, "not supported yet; valid: KV_CACHE_DTYPE=fp16, bf16 or fp32"),
+    "LORA_INFO": (frozenset({"", "{}"}), "LoRA adapters are not supported yet; valid: {}, or leave it unset"),
+    "PTUNING_PATH": (_UNSET, f"a P-Tuning prefix {_FILES}"),
+    "MULTI_TASK_PROMPT": (_UNSET, f"a file of system prompts {_FILES}"),
+    "MULTI_TASK_PROMPT_STR": (frozenset({"", "[]"}), f"a list of system prompts {_FILES}"),
+    "EXTRA_DATA_PATH": (_UNSET, f"an extra artefact directory {_FILES}"),
+    "SPARSE_CONFIG_FILE": (_UNSET, f"a pruned-layer file {_FILES}"),
+    "MEDUSA_CONFIG_FILE": (_UNSET, _SPECULATE),
+    "SP_MODEL_TYPE": (_UNSET, _SPECULATE),
+    "SP_CHECKPOINT_PATH": (_UNSET, _SPECULATE),
+    "SP_TYPE": (_UNSET, _SPECULATE),
+    "TREE_DECODE_CONFIG": (_UNSET, _SPECULATE),
+    "EMBEDDING_MODEL": (_OFF, "embedding models are not supported yet; valid: 0, or leave it unset"),
+    "TASK_TYPE": (frozenset({"", "language_model"}), "embedding and ranking models are not supported yet; valid: LANGUAGE_MODEL"),
+    "VIT_TRT": (_OFF, "vision towers are not supported yet; valid: 0, or leave it unset"),
+    "VIT_SEPARATION": (_OFF, "vision towers are not supported yet; valid: 0, or leave it unset"),
+    "MODEL_TEMPLATE_TYPE": (_UNSET, "built-in chat formats are not supported yet; the checkpoint's own template is used"),
+    "THINK_MODE": (_OFF, "reasoning parsing is not supported yet; valid: 0, or leave it unset"),
+    "FT_PLUGIN_PATH": (_UNSET, f"a plugin file {_FILES}"),
+    "CONCURRENCY_WITH_BLOCK": (_OFF, "not supported; requests wait in a bounded queue anyway (MAX_QUEUE), leave it unset"),
+    "PD_SEPARATION": (_OFF, "separate prefill and decode servers are not supported yet; valid: 0, or leave it unset"),
+    "USE_CACHE_STORE": (_OFF, "a cache store is not supported yet; valid: 0, or leave it unset"),
+}
+
+# Parts that this engine does not have or sizes by itself; setting them changes no result.
+INEFFECTIVE = (
+    "RESERVER_RUNTIME_MEM_MB",
+    "PRE_ALLOCATE_OP_MEM",
+    "GUARANTE_GENERATE_MEM",
+    "MAX_CONTEXT_BATCH_SIZE",
+    "USE_RPC_MODEL",
+    "ENABLE_FMHA",
+    "ENABLE_OPENSOURCE_FMHA",
+    "ENABLE_TRT_FMHA",
+    "ENABLE_MULTI_BLOCK_MODE",
+    "TP_SPLIT_EMB_AND_LMHEAD",
+    "FT_DISABLE_CUSTOM_AR",
+    "LOAD_CKPT_NUM_PROCESS",
+    "WARM_UP",
+    "ENABLE_FAST_GEN",
+    "FAST_GEN_MAX_CONTEXT_LEN",
+    "ENABLE_PARTIAL_FALLBACK",
+    "FRONTEND_SERVER_COUNT",
+    "GANG_TIMEOUT_MIN",
+    "GANG_SLEEP_TIME",
+    "DIST_BARRIER_TIMEOUT",
+    "GEN_NUM_PER_CIRCLE",
+    "MERGE_LORA",
+    "MAX_LORA_MODEL_SIZE",
+    "PY_INFERENCE_LOG_RESPONSE",
+    "LOG_FILE_BACKUP_COUNT",
+)

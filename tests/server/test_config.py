@@ -1,0 +1,105 @@
+"""The configuration: where values come from, and what is refused by name."""
+
+import pytest
+from maga_transformer.config import Config, ConfigError, ineffective_settings
+from maga_transformer.unsupported import INEFFECTIVE, REFUSED
+
+
+def test_flags_win_over_environment_over_file(tmp_path):
+    file = tmp_path / "settings.yaml"
+    file.write_text("max-model-len: 100\nport: 1\nblock_size: 8\nTHREADS: 3\n".replace("THREADS", "threads"))
+    config = Config.load({"port": "3"}, environ={"START_PORT": "2", "MAX_SEQ_LEN": "200"}, file=str(file))
+    assert (config.port, config.max_seq_len, config.seq_size_per_block, config.threads) == (3, 200, 8, 3)
+    assert config.sources["port"] == "flag port"
+    assert config.sources["max_seq_len"] == "environment MAX_SEQ_LEN"
+    assert config.sources["threads"] == str(file)
+    assert "max_num_seqs" not in config.sources
+
+
+def test_environment_spellings_of_rtp_llm():
+    config = Config.load(
+        environ={
+            "CHECKPOINT_PATH": "/m",
+            "STOP_WORDS_STR": '["a","b"]',
+            "STOP_WORDS_LIST": "[[1,2]]",
+            "FT_SERVER_TEST": "1",
+            "REUSE_CACHE": "0",
+            "KV_CACHE_MEM_MB": "-1",
+            "PY_LOG_LEVEL": "INFO",
+            "CONCURRENCY_LIMIT": "32",
+        }
+    )
+    assert config.stop_words_str == ["a", "b"] and config.stop_words_list == [[1, 2]]
+    assert config.ft_server_test and not config.reuse_cache and config.log_level == "INFO" and config.concurrency_limit == 32
+
+
+def test_an_empty_variable_is_unset():
+    assert Config.load(environ={"START_PORT": "", "TP_SIZE": ""}).port == 8088
+
+
+@pytest.mark.parametrize(
+    "environ, words",
+    [
+        ({"MAX_SEQ_LEN": "abc"}, ["MAX_SEQ_LEN=abc", "integer"]),
+        ({"MAX_SEQ_LEN": "-1"}, ["MAX_SEQ_LEN=-1", "greater than or equal to 0"]),
+        ({"START_PORT": "70000"}, ["START_PORT=70000", "65535"]),
+        ({"ACT_TYPE": "fp16"}, ["ACT_TYPE=fp16", "'auto' or 'fp32'"]),
+        ({"STOP_WORDS_STR": "[a"}, ["STOP_WORDS_STR=[a", "JSON"]),
+        ({"STOP_WORDS_LIST": '[["x"]]'}, ["STOP_WORDS_LIST[0][0]=x", "integer"]),
+        ({"MAX_NUM_SEQS": "100", "MAX_NUM_BATCHED_TOKENS": "50"}, ["max_num_batched_tokens=50", "max_num_seqs=100"]),
+        ({"LOG_LEVEL": "INFO", "PY_LOG_LEVEL": "DEBUG"}, ["LOG_LEVEL=INFO", "PY_LOG_LEVEL=DEBUG"]),
+        ({"MAGA_FALT": "x"}, ["MAGA_FALT", "MAGA_FAULT"]),
+        ({"TP_SIZE": "2"}, ["TP_SIZE=2", "valid: 1"]),
+        ({"LORA_INFO": '{"a": "/x"}'}, ["LORA_INFO", "not supported yet"]),
+        ({"INT8_KV_CACHE": "1"}, ["INT8_KV_CACHE=1", "KV_CACHE_DTYPE"]),
+        ({"WEIGHT_TYPE": "int8"}, ["WEIGHT_TYPE=int8"]),
+    ],
+)
+def test_mistakes_are_named(environ, words):
+    with pytest.raises(ConfigError) as error:
+        Config.load(environ=environ)
+    for word in words:
+        assert word in str(error.value)
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_every_unsupported_variable_is_refused_by_name_and_takes_its_neutral_values(name):
+    neutral, reason = REFUSED[name]
+    assert reason
+    for value in neutral:
+        Config.load(environ={name: value.upper()})
+    with pytest.raises(ConfigError, match=name):
+        Config.load(environ={name: "something"})
+
+
+def test_variables_without_effect_are_listed():
+    Config.load(environ=dict.fromkeys(INEFFECTIVE, "1"))
+    assert ineffective_settings({"RESERVER_RUNTIME_MEM_MB": "1024", "HOME": "/"}) == ["RESERVER_RUNTIME_MEM_MB"]
+
+
+def test_no_name_is_both_supported_and_refused():
+    from maga_transformer.config import environment_names
+
+    supported = {env for name, field in Config.model_fields.items() for env in environment_names(name, field)}
+    assert not supported & REFUSED.keys() and not supported & set(INEFFECTIVE) and not REFUSED.keys() & set(INEFFECTIVE)
+
+
+def test_unknown_settings_are_refused_with_a_guess(tmp_path):
+    with pytest.raises(ConfigError, match="did you mean max_seq_len"):
+        Config.without_environment(max_seq_length=3)
+    file = tmp_path / "s.yaml"
+    file.write_text("prot: 3")
+    with pytest.raises(ConfigError, match=r"prot: unknown setting in .*s\.yaml; did you mean port"):
+        Config.load(environ={}, file=str(file))
+    file.write_text("[1, 2]")
+    with pytest.raises(ConfigError, match="mapping"):
+        Config.load(environ={}, file=str(file))
+    file.write_text("a: [")
+    with pytest.raises(ConfigError, match=r"s\.yaml"):
+        Config.load(environ={}, file=str(file))
+
+
+def test_a_library_caller_is_not_touched_by_the_environment(monkeypatch):
+    monkeypatch.setenv("MAX_SEQ_LEN", "77")
+    monkeypatch.setenv("TP_SIZE", "2")
+    assert Config.without_environment(threads=2).max_seq_len == 0

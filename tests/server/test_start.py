@@ -1,0 +1,85 @@
+"""Starting: a user's mistake is one line on stderr and status 2, before the port opens."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from .conftest import demo_model
+
+
+def start(*arguments, module="maga_transformer.start_server", **environment):
+    return subprocess.run(
+        [sys.executable, "-m", module, *arguments], capture_output=True, text=True, timeout=60, env={**os.environ, **environment}
+    )
+
+
+@pytest.mark.parametrize(
+    "environment, words",
+    [
+        ({}, ["CHECKPOINT_PATH"]),
+        ({"CHECKPOINT_PATH": "/nowhere/model.gguf"}, ["/nowhere/model.gguf"]),
+        ({"CHECKPOINT_PATH": "DEMO", "MODEL_TYPE": "lama"}, ["lama", "llama", "qwen_2"]),
+        ({"CHECKPOINT_PATH": "DEMO", "TOKENIZER_PATH": "/nowhere"}, ["/nowhere"]),
+        ({"CHECKPOINT_PATH": "DEMO", "TP_SIZE": "2"}, ["TP_SIZE=2"]),
+        ({"CHECKPOINT_PATH": "DEMO", "MAX_SEQ_LEN": "100000"}, ["MAX_SEQ_LEN=100000", "8192"]),
+        ({"CHECKPOINT_PATH": "DEMO", "KV_CACHE_MEM_MB": "1", "MAX_SEQ_LEN": "4096"}, ["KV_CACHE_MEM_MB", "MAX_SEQ_LEN=4096"]),
+        ({"CHECKPOINT_PATH": "DEMO", "ISA": "z80"}, ["z80"]),
+        ({"CHECKPOINT_PATH": "DEMO", "MAGA_FAULT": "x"}, ["x"]),
+        ({"CHECKPOINT_PATH": "DEMO", "GENERATION_CONFIG_PATH": "/nowhere"}, ["GENERATION_CONFIG_PATH=/nowhere"]),
+        ({"CHECKPOINT_PATH": "DEMO", "MAGA_HOST": "no.such.host.invalid"}, ["no.such.host.invalid"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else None,
+)
+def test_mistakes(environment, words):
+    environment = {name: str(demo_model()) if value == "DEMO" else value for name, value in environment.items()}
+    result = start(**{"START_PORT": "0", **environment})
+    assert result.returncode == 2, result.stderr
+    assert result.stderr.startswith("error: ") or "\nerror: " in result.stderr
+    assert "Traceback" not in result.stderr
+    for word in words:
+        assert word in result.stderr
+
+
+def test_a_taken_port_is_named():
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        result = start(CHECKPOINT_PATH=str(demo_model()), START_PORT=str(port))
+    assert result.returncode == 2 and str(port) in result.stderr and "START_PORT" in result.stderr
+
+
+def test_flags():
+    result = start("--max_model_len", "9", "--port", "1", "/x", module="maga_transformer.cli")
+    assert result.returncode == 2
+    result = start("config", "/x", "--max_model_len", "9", "--act-type", "fp32", module="maga_transformer.cli", THREADS="3")
+    assert result.returncode == 0, result.stderr
+    lines = {line.split()[0]: line for line in result.stdout.splitlines()}
+    assert " 9 " in lines["max_seq_len"] and "flag" in lines["max_seq_len"]
+    assert " 3 " in lines["threads"] and "environment THREADS" in lines["threads"]
+    assert "fp32" in lines["act_type"] and "default" in lines["port"]
+    assert start("serve", "--nonsense", module="maga_transformer.cli").returncode == 2
+
+
+def test_run_and_explain():
+    result = start(
+        "run", str(demo_model()), "1 2 3 4 5 6", "--max-new-tokens", "4", "--max-model-len", "128", module="maga_transformer.cli"
+    )
+    assert result.returncode == 0 and result.stdout.startswith(" 7 8"), result.stderr
+    result = start("explain", str(demo_model()), module="maga_transformer.cli")
+    assert result.returncode == 0 and "linear" in result.stdout.lower(), result.stderr
+
+
+def test_importing_the_package_is_light():
+    """The engine, the server and the terminal come when they are used."""
+    heavy = "('numpy', 'fastapi', 'torch', 'typer')"
+    code = f"import sys, maga_transformer, maga_transformer.start_server; print([m for m in {heavy} if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def test_a_server_needs_no_torch():
+    code = "import sys, maga_transformer.server.serve; print('torch' in sys.modules, 'transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False False"
