@@ -23,6 +23,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+torch.set_num_threads(1)  # models so small that a second thread costs more than it brings
+
 MODELS: dict[str, tuple[type, type]] = {
     "llama": (LlamaConfig, LlamaForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),

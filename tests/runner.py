@@ -1,6 +1,7 @@
-"""One sequence at a time over an Executable, without the engine: logits of any chunking, and greedy text."""
+"""Sequences over an Executable, without the engine: logits of any chunking, and greedy text of a batch."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from maga_transformer import _core
@@ -11,36 +12,52 @@ from maga_transformer.models import build_program
 PAGE_TOKENS = 16
 
 
+@dataclass
+class Part:
+    """What one sequence brings to a step: `ids` after `before` earlier tokens."""
+
+    sequence: int
+    ids: Sequence[int]
+    before: int
+    prompt_length: int
+    rows: Sequence[int]  # of `ids`, whose logits are wanted
+
+
 class Runner:
-    def __init__(self, backend: _core.Backend, checkpoint: Checkpoint, *, length: int, tokens: int) -> None:
+    def __init__(self, backend: _core.Backend, checkpoint: Checkpoint, *, length: int, tokens: int, sequences: int = 1) -> None:
         """`length`: of the longest sequence; `tokens`: of the largest step."""
         self.program, self.family = build_program(checkpoint)
-        pages = -(-length // PAGE_TOKENS)
-        self.pages = list(range(pages))[::-1]  # any order must do
+        self.pages_each = -(-length // PAGE_TOKENS)
+        count = self.pages_each * sequences
+        self.pages = list(range(count))[::-1]  # any order must do
+        self.tokens = tokens
         self.executable = backend.load(
             self.program,
             load_weights(backend, self.program, checkpoint),
             tokens=tokens,
-            sequences=1,
+            sequences=sequences,
             logit_rows=tokens,
-            pages=pages,
+            pages=count,
             page_tokens=PAGE_TOKENS,
             kv_dtype="fp32",
         )
 
-    def step(self, ids: Sequence[int], before: int, prompt_length: int, rows: Sequence[int]) -> np.ndarray:
-        """Logits (rows, vocab) after `ids`, which follow `before` earlier tokens."""
-        length = before + len(ids)
-        used = -(-length // PAGE_TOKENS)
+    def step(self, parts: Sequence[Part]) -> np.ndarray:
+        """Logits (rows of all parts, vocab)."""
+        starts = np.cumsum([0, *(len(part.ids) for part in parts)]).tolist()
+        lengths = [part.before + len(part.ids) for part in parts]
+        pages = [
+            self.pages[part.sequence * self.pages_each :][: -(-n // PAGE_TOKENS)] for part, n in zip(parts, lengths, strict=True)
+        ]
         self.executable.run(
-            ids=list(ids),
-            positions=list(range(before, length)),
-            sequence_start=[0, len(ids)],
-            kv_length=[length],
-            page_start=[0, used],
-            pages=self.pages[:used],
-            logit_rows=list(rows),
-            prompt_length=[prompt_length],
+            ids=[token for part in parts for token in part.ids],
+            positions=[part.before + i for part in parts for i in range(len(part.ids))],
+            sequence_start=starts,
+            kv_length=lengths,
+            page_start=np.cumsum([0, *map(len, pages)]).tolist(),
+            pages=[page for own in pages for page in own],
+            logit_rows=[start + row for start, part in zip(starts, parts, strict=False) for row in part.rows],
+            prompt_length=[part.prompt_length for part in parts],
         )
         return self.executable.logits().copy()
 
@@ -48,18 +65,24 @@ class Runner:
         """Logits (tokens, vocab) of every position; `chunks`: how many tokens each step brings."""
         found, before = [], 0
         for count in chunks or [len(ids)]:
-            found.append(self.step(ids[before : before + count], before, len(ids), range(count)))
+            found.append(self.step([Part(0, ids[before : before + count], before, len(ids), range(count))]))
             before += count
         assert before == len(ids)
         return np.concatenate(found)
 
-    def greedy(self, prompt: Sequence[int], count: int, stop: Sequence[int] = ()) -> list[int]:
-        """Up to `count` ids after the prompt; an id of `stop` ends them and is kept."""
-        ids: list[int] = list(prompt)
-        logits = self.step(ids, 0, len(prompt), [len(ids) - 1])
-        for _ in range(count):
-            ids.append(int(logits[0].argmax()))
-            if ids[-1] in stop or len(ids) == len(prompt) + count:
+    def greedy(self, prompts: Sequence[Sequence[int]], count: int, stop: frozenset[int]) -> list[list[int]]:
+        """Up to `count` ids after each prompt, all decoded as one batch; an id of `stop` ends them and is kept."""
+        texts = [list(prompt) for prompt in prompts]
+        live = list(range(len(prompts)))
+        for sequence, ids in enumerate(texts):
+            ids.append(int(self.step([Part(sequence, ids, 0, len(ids), [len(ids) - 1])]).argmax()))
+        for _ in range(count - 1):
+            live = [sequence for sequence in live if texts[sequence][-1] not in stop]
+            if not live:
                 break
-            logits = self.step(ids[-1:], len(ids) - 1, len(prompt), [0])
-        return ids[len(prompt) :]
+            parts = [
+                Part(sequence, texts[sequence][-1:], len(texts[sequence]) - 1, len(prompts[sequence]), [0]) for sequence in live
+            ]
+            for sequence, token in zip(live, self.step(parts).argmax(axis=1), strict=True):
+                texts[sequence].append(int(token))
+        return [ids[len(prompt) :] for ids, prompt in zip(texts, prompts, strict=True)]

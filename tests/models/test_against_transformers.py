@@ -55,7 +55,7 @@ CASES = {
 
 
 def backends() -> dict[str, _core.Backend]:
-    return {"reference": _core.reference_backend()}
+    return {"reference": _core.reference_backend(), "cpu": _core.cpu_backend(threads=1, quantize_activations=False)}
 
 
 def random_ids(count: int, vocab: int = 96, seed: int = 1) -> list[int]:

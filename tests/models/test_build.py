@@ -177,8 +177,9 @@ def test_layer_types_of_another_length(tmp_path: Path) -> None:
 def test_windows_reach_the_right_layers(tmp_path: Path) -> None:
     tiny_model("qwen2", tmp_path)
     edit_config(tmp_path, layer_types=None, use_sliding_window=True, sliding_window=9, max_window_layers=2)
-    windows = [op["window"] for op in build(tmp_path).ops if op["op"] == "attention"]
-    assert windows == [0, 0, 9]
+    assert [op["window"] for op in build(tmp_path).ops if op["op"] == "attention"] == [0, 0, 9]
+    edit_config(tmp_path, max_window_layers=0)
+    assert [op["window"] for op in build(tmp_path).ops if op["op"] == "attention"] == [9, 9, 9]
 
 
 def test_formats_that_differ_stay_apart(tmp_path: Path) -> None:

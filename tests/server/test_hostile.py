@@ -4,7 +4,6 @@ import concurrent.futures
 import json
 import socket
 
-import httpx
 import pytest
 
 BIG = 2**63
@@ -207,8 +206,8 @@ def test_a_2_mb_prompt_does_not_hold_the_others_up(server):
 def test_unknown_routes_and_methods(server):
     assert server.get("/nothing").json()["error_code"] and server.get("/nothing").status_code == 404
     assert server.get("/v1/nothing").json()["error"]["code"] == "not_found"
-    assert httpx.delete(server.url + "/v1/models").json()["error"]["code"] == "method_not_allowed"
-    assert httpx.put(server.url + "/", content=b"{}").status_code == 405
+    assert server.client.delete(server.url + "/v1/models").json()["error"]["code"] == "method_not_allowed"
+    assert server.client.put(server.url + "/", content=b"{}").status_code == 405
     assert server.get("/../../etc/passwd").status_code == 404
 
 

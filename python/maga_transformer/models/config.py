@@ -12,11 +12,10 @@ class ModelConfig:
     def get(self, key: str) -> Any:
         return self.values.get(key)
 
-    def integer(self, key: str, default: int | None = None) -> int:
-        """A size of at least 1."""
+    def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
         value = self._present(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 40:
-            raise self.error(key, value, "a positive integer")
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 1 << 40:
+            raise self.error(key, value, f"an integer from {least}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:

@@ -64,7 +64,7 @@ class Family(ABC):
                 raise config.error("layer_types", types, f"a list of {self.layers} names")
             slides = types[i] == "sliding_attention"
         else:
-            slides = config.flag("use_sliding_window", False) and i >= int(config.number("max_window_layers", 28))
+            slides = config.flag("use_sliding_window", False) and i >= config.integer("max_window_layers", 28, least=0)
         return config.integer("sliding_window", 4096) if slides else 0
 
     def _heads(self) -> Heads:

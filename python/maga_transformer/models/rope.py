@@ -62,7 +62,7 @@ def read_rope(config: ModelConfig, head_dim: int, *, theta: float = 10000.0) -> 
         )
     positions = config.integer("max_position_embeddings", 2048)
     kind = scaling.get("rope_type", scaling.get("type", "default"))
-    if kind not in _KNOWN_KEYS:
+    if not isinstance(kind, str) or kind not in _KNOWN_KEYS:
         valid = ", ".join(name for name in _KNOWN_KEYS if name != "divisors")
         raise ValueError(f"{config.path}: rope type {kind!r} is not supported (supported: {valid})")
     unknown = scaling.keys() - _KNOWN_KEYS[kind] - _SHARED_KEYS
@@ -72,10 +72,10 @@ def read_rope(config: ModelConfig, head_dim: int, *, theta: float = 10000.0) -> 
     frequencies = base ** -(np.arange(0, rotary_dim, 2) / rotary_dim)
     multiplier, dynamic_factor, extended = 1.0, 0.0, positions
     if kind == "divisors":
-        divisors = np.asarray(scaling["divisors"])
-        if divisors.shape != frequencies.shape or not (np.isfinite(divisors) & (divisors > 0)).all():
-            raise ValueError(f"{config.path}: rope_freqs holds {divisors.size} values, expected {frequencies.size} above 0")
-        frequencies = frequencies / divisors
+        divisors = scaling.get("divisors")
+        if not isinstance(divisors, list) or len(divisors) != frequencies.size:
+            raise config.error("rope_scaling.divisors", divisors, f"a list of {frequencies.size} numbers")
+        frequencies = frequencies / [positive_number(config, "rope_scaling.divisors", divisor) for divisor in divisors]
     elif kind != "default":
         factor = _factor(config, scaling, positions)
         if kind == "linear":

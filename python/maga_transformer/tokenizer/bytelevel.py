@@ -10,12 +10,20 @@ def _alphabet() -> dict[int, str]:
 
 
 LETTER_OF = _alphabet()
-BYTE_OF = {letter: byte for byte, letter in LETTER_OF.items()}
+_BYTE_OF = {letter: byte for byte, letter in LETTER_OF.items()}
+_LETTERS = frozenset(_BYTE_OF)
+
+
+def in_alphabet(token: str) -> bool:
+    return _LETTERS.issuperset(token)
+
+
+def spelled(data: bytes) -> str:
+    return "".join([LETTER_OF[byte] for byte in data])
 
 
 def bytes_of(token: str) -> bytes:
     """The bytes that a token stands for; text outside the alphabet (an added token) stands for itself."""
-    try:
-        return bytes(BYTE_OF[letter] for letter in token)
-    except KeyError:
+    if token.isascii() or not in_alphabet(token):  # the printable ASCII letters are their own bytes
         return token.encode("utf-8")
+    return bytes([_BYTE_OF[letter] for letter in token])

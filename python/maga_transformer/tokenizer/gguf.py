@@ -6,7 +6,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE
 
-from maga_transformer.tokenizer.bytelevel import BYTE_OF, LETTER_OF
+from maga_transformer.tokenizer.bytelevel import in_alphabet, spelled
 from maga_transformer.tokenizer.pretokenizers import PRE_TOKENIZATIONS
 
 log = logging.getLogger(__name__)
@@ -103,9 +103,9 @@ def _byte_level(v: GgufVocabulary) -> tuple[Tokenizer, bool]:
 
 def _spelled(token: str, token_type: int) -> str:
     """Ordinary tokens are written in the byte alphabet; some converters left raw text."""
-    if token_type in (_CONTROL, _USER_DEFINED) or all(letter in BYTE_OF for letter in token):
+    if token_type in (_CONTROL, _USER_DEFINED) or in_alphabet(token):
         return token
-    return "".join(LETTER_OF[byte] for byte in token.encode("utf-8"))
+    return spelled(token.encode("utf-8"))
 
 
 def _sentencepiece(v: GgufVocabulary) -> Tokenizer:
