@@ -85,7 +85,7 @@ def main() -> None:
     for op, (flops, weight_bytes, kv_bytes), own in zip(model.program.ops, costs, spent, strict=True):
         label = op["op"]
         if "linear" in label:
-            label += " " + names[op["weight"]].split(".")[-1]
+            label += " " + names[op["weight"]].removesuffix(".weight").split(".")[-1]
         for i, value in enumerate((own, flops, weight_bytes + kv_bytes)):
             kinds[label][i] += value
 
