@@ -21,8 +21,8 @@ void Batch::check(const Step& s) const {
   for (int64_t i = 0; i < sequences; ++i) {
     const int64_t fresh = s.sequence_start[i + 1] - s.sequence_start[i], pages = s.page_start[i + 1] - s.page_start[i];
     MAGA_CHECK(fresh >= 0 && pages >= 0, "sequence ", i, " has ", fresh, " tokens and ", pages, " pages");
-    MAGA_CHECK(fresh <= s.kv_length[i] && s.kv_length[i] <= pages * limits_.page_tokens, "sequence ", i, " brings ", fresh,
-               " tokens to a K/V length of ", s.kv_length[i], " in ", pages, " pages");
+    MAGA_CHECK(fresh <= s.kv_length[i] && (page_bytes_ == 0 || s.kv_length[i] <= pages * limits_.page_tokens), "sequence ", i,
+               " brings ", fresh, " tokens to a K/V length of ", s.kv_length[i], " in ", pages, " pages");
   }
   for (const int32_t page : s.pages) MAGA_CHECK(page >= 0 && page < limits_.pages, "page ", page, " of ", limits_.pages);
   for (const int32_t id : s.ids) MAGA_CHECK(id >= 0 && id < vocab_, "token id ", id, " with a vocabulary of ", vocab_);
@@ -37,6 +37,7 @@ void Batch::bind(const Step& step) {
   check(step);
   step_ = step;
   slots_.clear();
+  if (page_bytes_ == 0) return;
   for (int64_t s = 0; s < step.sequences(); ++s) {
     const int64_t end = step.sequence_start[s + 1];
     for (int64_t token = step.sequence_start[s]; token < end; ++token) {

@@ -10,7 +10,7 @@ namespace maga::cpu {
 
 class Batch {
  public:
-  // `page_bytes` places pages in the pool; `vocab` bounds token ids.
+  // `page_bytes` places pages in the pool, 0: the program keeps no keys and values. `vocab` bounds token ids.
   Batch(const Limits& limits, int64_t page_bytes, int64_t vocab);
 
   // Throws Error when the step does not fit. What `step` views must outlive its use here.
@@ -20,7 +20,7 @@ class Batch {
   int64_t tokens() const { return step_.tokens(); }
   int64_t logit_rows() const { return static_cast<int64_t>(step_.logit_rows.size()); }
   int64_t rows(Rows kind) const { return kind == Rows::tokens ? tokens() : logit_rows(); }
-  // (tokens) where each token's keys and values go
+  // (tokens) where each token's keys and values go, if the program keeps any
   const KvSlot* slots() const { return slots_.data(); }
 
  private:
