@@ -8,5 +8,6 @@ namespace maga {
 void bind_program(pybind11::module_& m);
 void bind_backend(pybind11::module_& m);
 void bind_engine(pybind11::module_& m);
+void bind_testing(pybind11::module_& m);
 
 }  // namespace maga

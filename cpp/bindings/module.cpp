@@ -22,4 +22,5 @@ PYBIND11_MODULE(_core, m) {
   maga::bind_program(m);
   maga::bind_backend(m);
   maga::bind_engine(m);
+  maga::bind_testing(m);
 }

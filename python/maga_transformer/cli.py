@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from . import __version__
-from .config import Config, ConfigError, environment_names, flag_names
+from maga_transformer import __version__
+from maga_transformer.config import Config, ConfigError, environment_names, flag_names
 
 _SERVER_ONLY = (
     "host",
@@ -71,7 +71,7 @@ _File = Annotated[
 
 def serve(path: _Path = None, config: _File = "", *, settings: dict[str, object]) -> None:
     """Serve a model over HTTP: RTP-LLM's POST /, OpenAI's /v1 routes, /health and /metrics."""
-    from .server.serve import serve
+    from maga_transformer.server.serve import serve
 
     serve(_load(path, config, settings))
 
@@ -87,7 +87,7 @@ def run(
     settings: dict[str, object],
 ) -> None:
     """Generate text in the terminal, without a server."""
-    from .llm import LLM
+    from maga_transformer.llm import LLM
 
     loaded = _load(path, config, settings)
     chosen = {name: getattr(loaded, name) for name in loaded.sources if name != "checkpoint_path"}
@@ -106,12 +106,26 @@ def explain(
     path: Annotated[str, typer.Argument(help="Hugging Face folder or GGUF file")],
     batch: Annotated[int, typer.Option(min=1, help="sequences of the step")] = 1,
     context: Annotated[int, typer.Option(min=0, help="tokens each sequence has before it")] = 512,
-    tokens: Annotated[int, typer.Option(min=1, help="new tokens of each sequence")] = 1,
+    model_type: Annotated[str | None, typer.Option(help="model family; without: read from the checkpoint")] = None,
+    kv_cache_dtype: Annotated[str, typer.Option(help="element type of keys and values")] = "fp16",
+    bandwidth_gb: Annotated[float | None, typer.Option(help="GB/s of memory; without: measured on this machine")] = None,
+    gflops: Annotated[float | None, typer.Option(help="GFLOP/s; without: measured on this machine")] = None,
 ) -> None:
-    """Print the model as a program: ops, shapes, bytes, FLOPs, and the least time a step can take."""
-    from .explain import explain
+    """Print the model as a program: ops, shapes, bytes, FLOPs, and the least time a decode step can take."""
+    from rich.console import Console
 
-    print(explain(path, batch=batch, context=context, tokens=tokens))
+    from maga_transformer.explain import explain
+
+    explain(
+        path,
+        batch=batch,
+        context=context,
+        model_type=model_type,
+        kv_dtype=kv_cache_dtype,
+        bandwidth_gb=bandwidth_gb,
+        gflops=gflops,
+        console=Console(),
+    )
 
 
 def show_config(path: _Path = None, config: _File = "", *, settings: dict[str, object]) -> None:
@@ -156,8 +170,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _is_users(error: Exception) -> bool:
     """What the configuration, the checkpoint readers and the core raise about what the user gave them."""
-    from ._core import MagaError
-    from .request import RequestError
+    from maga_transformer._core import MagaError
+    from maga_transformer.request import RequestError
 
     return isinstance(
         error, (ConfigError, RequestError, MagaError, FileNotFoundError, IsADirectoryError, PermissionError, ValueError)

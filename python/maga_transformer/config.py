@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
-from .unsupported import INEFFECTIVE, REFUSED
+from maga_transformer.unsupported import INEFFECTIVE, REFUSED
 
 
 class ConfigError(ValueError):

@@ -79,7 +79,7 @@ def explain(
     arithmetic = f"{rates.gflops:,.0f} GFLOP/s" + (" (measured: fp32 products)" if gflops is None else "")
     console.print(f"One step of {batch} sequences at {context} tokens of context, at {memory} and {arithmetic}:")
     console.print(
-        f"{_size(total.weight_bytes)} of weights and {_size(total.kv_bytes)} of K/V moved, {total.flops / 1e9:.3f} GFLOP: "
+        f"{_size(total.weight_bytes)} of weights and {_size(total.kv_bytes)} of K/V moved, {total.flops / 1e6:,.3f} MFLOP: "
         f"[bold]at least {floor:.3f} ms, at most {batch / floor * 1e3:,.0f} tokens/s[/bold]"
     )
 

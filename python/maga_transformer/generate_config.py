@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from .request import Fault, RequestError, Sampling, quote
+from maga_transformer.request import Fault, RequestError, Sampling, quote
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -169,7 +170,10 @@ class GenerateConfig(BaseModel):
                 refuse_unless_neutral(spelt, value, UNSUPPORTED[name])
                 continue
             if name not in cls.model_fields and name != "seed":
-                raise RequestError(Fault.parameter, f"{quote(spelt)} is not a field of generate_config", str(spelt))
+                close = difflib.get_close_matches(name, cls.model_fields, n=1)
+                raise RequestError(
+                    Fault.parameter, f"unknown field {quote(spelt)}" + (f"; did you mean {close[0]}?" if close else ""), spelt
+                )
             given["random_seed" if name == "seed" else name] = value
         if given.get("timeout_ms") == 0:
             raise RequestError(Fault.parameter, "timeout_ms=0: a positive number of milliseconds, or -1 for no limit", "timeout_ms")

@@ -7,18 +7,20 @@ import queue
 import select
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
-from .config import Config
-from .generate_config import GenerateConfig
-from .output import SequenceText
-from .request import Fault, Job, RequestError
-from .startup import load_runtime
+import numpy as np
+
+from maga_transformer.config import Config
+from maga_transformer.generate_config import GenerateConfig
+from maga_transformer.output import SequenceText
+from maga_transformer.request import Fault, Job, RequestError
+from maga_transformer.startup import load_runtime
 
 if TYPE_CHECKING:
-    from ._core import Event
+    from maga_transformer._core import Event
 
 
 @dataclass(frozen=True)
@@ -65,9 +67,13 @@ class LLM:
         self._thread: threading.Thread | None = threading.Thread(target=self._dispatch, name="maga-events", daemon=True)
         self._thread.start()
 
-    def generate(self, prompts: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]], **sampling: Any) -> Any:
+    @overload
+    def generate(self, prompts: str | list[int], **sampling: Any) -> Result: ...
+    @overload
+    def generate(self, prompts: list[str] | list[list[int]], **sampling: Any) -> list[Result]: ...
+    def generate(self, prompts: str | list[int] | list[str] | list[list[int]], **sampling: Any) -> Result | list[Result]:
         """A Result for a single prompt (text or token ids), a list of Results for several. Raises RequestError."""
-        single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+        single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], (int, np.integer)))
         several: Sequence[Any] = [prompts] if single else prompts
         config = GenerateConfig.parse(sampling, self._runtime.description.sampling_defaults)
         runs = [_Run(self, job) for job in [self._job(prompt, config) for prompt in several]]
@@ -89,8 +95,7 @@ class LLM:
     def chat(self, messages: Sequence[Mapping[str, Any]], **sampling: Any) -> Result:
         """The answer to a conversation, through the model's own chat template."""
         text = self.tokenizer.apply_chat_template([dict(turn) for turn in messages], None, add_generation_prompt=True)
-        result: Result = self.generate(self.tokenizer.encode(text, add_special_tokens=False), **sampling)
-        return result
+        return self.generate(self.tokenizer.encode(text, add_special_tokens=False), **sampling)
 
     def close(self) -> None:
         """Cancels what runs. Further calls raise."""
@@ -185,7 +190,7 @@ class _Run:
             scores[event.sequence] += event.logprobs
             last[event.sequence] = event
         results = [self._one(text, score, last[index]) for index, (text, score) in enumerate(zip(texts, scores, strict=True))]
-        return Result(**{**vars(results[0]), "others": results[1:]})
+        return replace(results[0], others=results[1:])
 
     def _one(self, text: SequenceText, scores: list[tuple[float, list[tuple[int, float]]]], event: Event) -> Result:
         logprobs = (

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .request import Sampling
+from maga_transformer.request import Sampling
 
 if TYPE_CHECKING:
-    from ._core import Event
-    from .tokenizer import Tokenizer
+    from maga_transformer._core import Event
+    from maga_transformer.tokenizer import Tokenizer
 
 
 @dataclass(slots=True)

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import _core
-from .config import Config
-from .request import Fault, Job, RequestError, Sampling, quote
+from maga_transformer import _core
+from maga_transformer.config import Config
+from maga_transformer.request import Fault, Job, RequestError, Sampling, quote
 
 if TYPE_CHECKING:
-    from .tokenizer import Tokenizer
+    from maga_transformer.tokenizer import Tokenizer
 
 Sink = Callable[["_core.Event"], None]
 
@@ -98,7 +98,7 @@ class Runtime:
             stop_words=stop_words,
         )
         self._check_ids(sampling)
-        return dataclasses.replace(job, prompt=ids.astype(np.int32), sampling=sampling)
+        return dataclasses.replace(job, sampling=sampling)
 
     def _check_ids(self, sampling: Sampling) -> None:
         vocab = self.tokenizer.vocab_size

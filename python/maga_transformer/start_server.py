@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    from .cli import main as cli
+    from maga_transformer.cli import main as cli
 
     cli(["serve", *sys.argv[1:]])
 

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from . import _core, checkpoint, loader, models, tokenizer
-from .config import Config, ConfigError
-from .generate_config import GenerateConfig
-from .memory import available_bytes
-from .progress import loading_progress
-from .request import RequestError
-from .runtime import Description, Runtime
+from maga_transformer import _core, checkpoint, loader, models, tokenizer
+from maga_transformer.config import Config, ConfigError
+from maga_transformer.generate_config import GenerateConfig
+from maga_transformer.memory import available_bytes
+from maga_transformer.progress import loading_progress
+from maga_transformer.request import RequestError
+from maga_transformer.runtime import Description, Runtime
 
 log = logging.getLogger(__name__)
 
@@ -32,9 +32,6 @@ def load_runtime(config: Config) -> Runtime:
     source = checkpoint.open_checkpoint(config.checkpoint_path)
     words = tokenizer.load_tokenizer(config.tokenizer_path or None, source)
     program, _ = models.build_program(source, config.model_type or None)
-    with loading_progress() as progress:
-        weights = loader.load_weights(backend, program, source, progress=progress)
-
     kv_dtype = config.kv_cache_dtype if config.kv_cache_dtype != "auto" else "fp32" if config.act_type == "fp32" else "fp16"
     page_tokens = config.seq_size_per_block
     page_bytes = program.page_bytes(page_tokens, kv_dtype)
@@ -43,6 +40,12 @@ def load_runtime(config: Config) -> Runtime:
         raise ConfigError(
             f"MAX_SEQ_LEN={context}: the model has {program.max_positions} positions; valid: 1 to {program.max_positions}"
         )
+    kv_given = config.kv_cache_mem_mb >= 0
+    if kv_given:  # a size that is too small should not cost a load
+        pages, measured = kv_pages(config, page_bytes=page_bytes, context=context, free=0)
+
+    with loading_progress() as progress:
+        weights = loader.load_weights(backend, program, source, progress=progress)
 
     def executable(pages: int) -> _core.Executable:
         return backend.load(
@@ -56,8 +59,9 @@ def load_runtime(config: Config) -> Runtime:
             kv_dtype=kv_dtype,
         )
 
-    buffer_bytes = executable(1).buffer_bytes
-    pages, measured = kv_pages(config, page_bytes=page_bytes, context=context, buffer_bytes=buffer_bytes)
+    if not kv_given:
+        free = available_bytes() - executable(1).buffer_bytes
+        pages, measured = kv_pages(config, page_bytes=page_bytes, context=context, free=free)
     engine = _core.Engine(
         backend,
         executable(pages),
@@ -86,14 +90,14 @@ def load_runtime(config: Config) -> Runtime:
     return Runtime(config, engine, words, token_bytes, description)
 
 
-def kv_pages(config: Config, *, page_bytes: int, context: int, buffer_bytes: int) -> tuple[int, str]:
-    """How many pages the pool gets, and why. Raises ConfigError when not even one sequence fits."""
+def kv_pages(config: Config, *, page_bytes: int, context: int, free: int) -> tuple[int, str]:
+    """How many pages the pool gets, and why. `free`: bytes that weights and buffers leave, for a pool of no given size: it holds
+    max_num_seqs full sequences, but takes at most half of them. ConfigError when not even one sequence fits."""
     page_tokens, context_given = config.seq_size_per_block, config.max_seq_len > 0
     per_sequence = -(-context // page_tokens)
     if config.kv_cache_mem_mb >= 0:
         pages, why = (config.kv_cache_mem_mb << 20) // page_bytes, f"KV_CACHE_MEM_MB={config.kv_cache_mem_mb}"
     else:
-        free = available_bytes() - buffer_bytes
         wanted = config.max_num_seqs * per_sequence
         pages = max(0, min(wanted, free // 2 // page_bytes))
         why = (

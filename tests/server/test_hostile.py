@@ -200,7 +200,7 @@ def test_a_2_mb_prompt_does_not_hold_the_others_up(server):
             served += 1
     answer = long.result()
     assert answer.status_code == 400 and answer.json()["error_code"] == 511
-    assert "512 tokens" in answer.json()["message"] and "400001 tokens" in answer.json()["message"]
+    assert "256 tokens" in answer.json()["message"] and "400001 tokens" in answer.json()["message"]
     assert served > 1
 
 

@@ -98,6 +98,33 @@ def test_after_close_calls_are_refused():
         model.generate("a")
 
 
+def test_the_operators_stop_words_and_defaults(tmp_path):
+    """Beside the request's own; with force_stop_words they replace the end-of-text token."""
+    chain = write_chain(tmp_path / "model", ("Q", "abcdef", END, "gh", "<|im_end|>"))
+    small = {"max_seq_len": 64, "kv_cache_mem_mb": 16}
+
+    def text(sampling=None, **settings):
+        with LLM(chain, **small, **settings) as model:
+            return model.generate("Q", **{"temperature": 0, "max_new_tokens": 20, **(sampling or {})}).text
+
+    assert text() == "abcdef"
+    assert text(stop_words_str=["de"]) == text({"stop_words_str": ["de"]}) == "abc"
+    assert text(stop_words_list=[[3 + ord("c"), 3 + ord("d")]]) == "ab"
+    assert text({"max_new_tokens": 8}, force_stop_words_str=["h"]) == "abcdefg"
+    (tmp_path / "generation_config.json").write_text('{"do_sample": false, "max_new_tokens": 3, "transformers_version": "x"}')
+    with LLM(chain, generation_config_path=str(tmp_path), **small) as model:
+        assert model.generate("Q").text == "abc" and model.generate("Q", max_new_tokens=2).text == "ab"
+
+
+def test_a_concurrency_limit(tmp_path):
+    with LLM(write_chain(tmp_path / "model", ("Q", "a")), max_seq_len=64, kv_cache_mem_mb=16, concurrency_limit=1) as model:
+        first = model.stream("Q", max_new_tokens=60, ignore_eos=True, temperature=0)
+        next(first)
+        with pytest.raises(RequestError, match="CONCURRENCY_LIMIT"):
+            model.generate("Q")
+        first.close()
+
+
 def _follow(tmp_path, *chain, **sampling):
     settings = {"max_seq_len": 128, "kv_cache_mem_mb": 16}
     with LLM(write_chain(tmp_path / "model", chain), **settings) as model:

@@ -3,6 +3,7 @@
 import pytest
 from maga_transformer.config import Config, ConfigError
 from maga_transformer.memory import available_bytes
+from maga_transformer.startup import kv_pages
 
 GIB = 1 << 30
 
@@ -56,36 +57,28 @@ def test_this_machine_has_memory():
     assert available_bytes() > 1 << 20
 
 
-@pytest.fixture
-def kv_pages(monkeypatch):
-    from maga_transformer import startup
-
-    monkeypatch.setattr(startup, "available_bytes", lambda: 1000 << 20)
-    return startup.kv_pages
-
-
-def test_pages_for_all_sequences_but_at_most_half(kv_pages):
+def test_pages_for_all_sequences_but_at_most_half():
     few = Config.without_environment(max_num_seqs=2, seq_size_per_block=16)
-    assert kv_pages(few, page_bytes=1 << 20, context=100, buffer_bytes=0)[0] == 14
+    assert kv_pages(few, page_bytes=1 << 20, context=100, free=1000 << 20)[0] == 14
     many = Config.without_environment(seq_size_per_block=16)
-    pages, why = kv_pages(many, page_bytes=1 << 20, context=1600, buffer_bytes=200 << 20)
+    pages, why = kv_pages(many, page_bytes=1 << 20, context=1600, free=800 << 20)
     assert pages == 400 and "half of the 800 MiB" in why
 
 
-def test_a_given_size_decides(kv_pages):
+def test_a_given_size_decides():
     config = Config.without_environment(kv_cache_mem_mb=10, seq_size_per_block=16)
-    assert kv_pages(config, page_bytes=1 << 20, context=10000, buffer_bytes=0)[0] == 10
+    assert kv_pages(config, page_bytes=1 << 20, context=10000, free=1000 << 20)[0] == 10
 
 
-def test_too_small_names_the_numbers(kv_pages):
+def test_too_small_names_the_numbers():
     config = Config.without_environment(kv_cache_mem_mb=10, seq_size_per_block=16, max_seq_len=320)
     with pytest.raises(ConfigError, match=r"10 pages .*MAX_SEQ_LEN=320 needs 20\.0 MiB.*KV_CACHE_MEM_MB"):
-        kv_pages(config, page_bytes=1 << 20, context=320, buffer_bytes=0)
+        kv_pages(config, page_bytes=1 << 20, context=320, free=1000 << 20)
     with pytest.raises(ConfigError, match="0 pages"):
-        kv_pages(Config.without_environment(kv_cache_mem_mb=0), page_bytes=1 << 20, context=320, buffer_bytes=0)
+        kv_pages(Config.without_environment(kv_cache_mem_mb=0), page_bytes=1 << 20, context=320, free=1000 << 20)
 
 
-def test_a_lowered_context_is_said(kv_pages, caplog):
+def test_a_lowered_context_is_said(caplog):
     config = Config.without_environment(kv_cache_mem_mb=10, seq_size_per_block=16)
-    kv_pages(config, page_bytes=1 << 20, context=10000, buffer_bytes=0)
+    kv_pages(config, page_bytes=1 << 20, context=10000, free=1000 << 20)
     assert "160 tokens" in caplog.text and "10000" in caplog.text

@@ -14,7 +14,7 @@ COUNT = "1 2 3 4 5 6"
 
 def test_models(client, model):
     card = client.models.list().data[0]
-    assert card.id == model == "SmolLM2-135M-Instruct.Q4_1" and card.max_model_len == 512
+    assert card.id == model == "SmolLM2-135M-Instruct.Q4_1" and card.max_model_len == 256
 
 
 def test_chat(client, model):
@@ -212,9 +212,8 @@ def test_bad_words(client, model):
             .text
         )
 
-    assert " four" in ask([]) and "seven" in ask([])
-    text = ask(["four", "seven"])
-    assert "four" not in text and "seven" not in text
+    assert " four" in ask([])
+    assert "four" not in ask(["four"]) and "five" not in ask(["five"])
 
 
 def test_logit_bias(server, client, model):
@@ -251,20 +250,20 @@ def test_token_limits(client, model):
     assert ask(max_tokens=1).choices[0].message.content
     assert ask(max_tokens=50, max_completion_tokens=5).usage.completion_tokens == 5
     answer = ask(max_tokens=10**9)
-    assert answer.choices[0].finish_reason == "length" and answer.usage.total_tokens == 512
+    assert answer.choices[0].finish_reason == "length" and answer.usage.total_tokens == 256
 
 
 def test_context_overflow(client, server, model):
     """A prompt must leave room for one token; the limit of new tokens is clipped to what fits."""
     word = server.post("/tokenize", {"prompt": " word"}).json()["tokens"]
     assert len(word) == 1
-    answer = client.completions.create(model=model, prompt=word * 511, max_tokens=100)
+    answer = client.completions.create(model=model, prompt=word * 255, max_tokens=100)
     assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (1, "length")
-    for length in (512, 513, 5000):
+    for length in (256, 257, 5000):
         with pytest.raises(openai.BadRequestError) as error:
-            client.completions.create(model=model, prompt=word * length, max_tokens=1, stream=length == 513)
+            client.completions.create(model=model, prompt=word * length, max_tokens=1, stream=length == 257)
         assert error.value.code == "context_length_exceeded"
-        assert "maximum context length is 512 tokens" in error.value.message and str(length) in error.value.message
+        assert "maximum context length is 256 tokens" in error.value.message and str(length) in error.value.message
 
 
 def test_model_names(client, server, model):

@@ -197,7 +197,7 @@ def test_tokenizer_routes(server):
     encoded = server.post("/tokenizer/encode", {"prompt": "hello world"}).json()
     assert "".join(encoded["tokens"]) == "hello world"
     counted = server.post("/tokenize", {"prompt": "hello world"}).json()
-    assert counted["tokens"] == encoded["token_ids"] and counted["count"] == 2 and counted["max_model_len"] == 512
+    assert counted["tokens"] == encoded["token_ids"] and counted["count"] == 2 and counted["max_model_len"] == 256
     assert server.post("/detokenize", {"tokens": counted["tokens"]}).json() == {"prompt": "hello world"}
     assert server.post("/tokenize", {"messages": [{"role": "user", "content": "Hi"}]}).json()["count"] == 31
 

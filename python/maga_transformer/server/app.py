@@ -17,14 +17,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .. import __version__
-from ..request import Fault, RequestError
-from ..runtime import Runtime
-from . import openai, raw, status
-from .errors import as_request_error, error_response
-from .metrics import Metrics
-from .state import State
-from .streaming import ClientGone
+from maga_transformer import __version__
+from maga_transformer.request import Fault, RequestError
+from maga_transformer.runtime import Runtime
+from maga_transformer.server import openai, raw, status
+from maga_transformer.server.errors import as_request_error, error_response
+from maga_transformer.server.metrics import Metrics
+from maga_transformer.server.state import State
+from maga_transformer.server.streaming import ClientGone
 
 log = logging.getLogger("maga_transformer.requests")
 

@@ -8,8 +8,8 @@ from typing import Any
 import orjson
 from starlette.requests import ClientDisconnect, Request
 
-from ..request import Fault, RequestError
-from .streaming import ClientGone
+from maga_transformer.request import Fault, RequestError
+from maga_transformer.server.streaming import ClientGone
 
 SILENCE_SECONDS = 30.0
 

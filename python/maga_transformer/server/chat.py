@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..request import Fault, RequestError, quote
-from .prompts import encode_text, off_loop
-from .state import State
+from maga_transformer.request import Fault, RequestError, quote
+from maga_transformer.server.prompts import encode_text, off_loop
+from maga_transformer.server.state import State
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _OTHER_PARTS = ("image_url", "input_audio", "video_url", "audio_url", "file")

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from ..request import Fault, RequestError
+from maga_transformer.request import Fault, RequestError
 
 log = logging.getLogger(__name__)
 

@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from ..output import Delta, SequenceText
-from ..request import Fault, Job, RequestError
-from ..runtime import Runtime
+from maga_transformer.output import Delta, SequenceText
+from maga_transformer.request import Fault, Job, RequestError
+from maga_transformer.runtime import Runtime
 
 if TYPE_CHECKING:
-    from .._core import Event
+    from maga_transformer._core import Event
 
 
 class Generation:

@@ -9,11 +9,11 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessColl
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ..request import Fault
-from ..runtime import Runtime
+from maga_transformer.request import Fault
+from maga_transformer.runtime import Runtime
 
 if TYPE_CHECKING:
-    from .._core import Event
+    from maga_transformer._core import Event
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _PER_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
@@ -25,7 +25,8 @@ class Metrics:
     """One per server. `finished` takes every sequence's last event, whoever asked for it and however it ended."""
 
     def __init__(self, runtime: Runtime) -> None:
-        disable_created_metrics()  # a _created series beside each counter tells nothing that process_start_time does not
+        # A _created series beside each counter says nothing that process_start_time does not.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         self._model = runtime.description.names[0]
         self._registry.register(_EngineCollector(runtime, self._model))

@@ -10,17 +10,17 @@ from uuid import uuid4
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..output import Delta
-from ..request import Fault, Job, RequestError, quote
-from .body import json_object
-from .chat import render_chat
-from .errors import encode, openai_error
-from .generation import Generation
-from .logprobs import CompletionLogprobs, chat_logprobs
-from .prompts import encode_text
-from .schemas import ChatRequest, CompletionRequest, OpenAIRequest, parse
-from .state import State
-from .streaming import EventStream, openai_event, unless_gone
+from maga_transformer.output import Delta
+from maga_transformer.request import Fault, Job, RequestError, quote
+from maga_transformer.server.body import json_object
+from maga_transformer.server.chat import render_chat
+from maga_transformer.server.errors import encode, openai_error
+from maga_transformer.server.generation import Generation
+from maga_transformer.server.logprobs import CompletionLogprobs, chat_logprobs
+from maga_transformer.server.prompts import encode_text
+from maga_transformer.server.schemas import ChatRequest, CompletionRequest, OpenAIRequest, parse
+from maga_transformer.server.state import State
+from maga_transformer.server.streaming import EventStream, openai_event, unless_gone
 
 _DONE = b"data: [DONE]\n\n"
 

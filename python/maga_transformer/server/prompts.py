@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-from ..request import Fault, RequestError
-from .state import State
+from maga_transformer.request import Fault, RequestError
+from maga_transformer.server.state import State
 
 Result = TypeVar("Result")
 _INLINE_CHARACTERS = 8192  # tokenised in about a millisecond

@@ -10,16 +10,16 @@ from uuid import uuid4
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..generate_config import ALIASES, GenerateConfig, refuse_unless_neutral
-from ..output import Delta
-from ..request import Fault, Job, RequestError, quote
-from .body import json_object
-from .chat import render_chat
-from .errors import encode, raw_error
-from .generation import Generation
-from .prompts import encode_text
-from .state import State
-from .streaming import EventStream, raw_event, unless_gone
+from maga_transformer.generate_config import ALIASES, GenerateConfig, refuse_unless_neutral
+from maga_transformer.output import Delta
+from maga_transformer.request import Fault, Job, RequestError, quote
+from maga_transformer.server.body import json_object
+from maga_transformer.server.chat import render_chat
+from maga_transformer.server.errors import encode, raw_error
+from maga_transformer.server.generation import Generation
+from maga_transformer.server.prompts import encode_text
+from maga_transformer.server.state import State
+from maga_transformer.server.streaming import EventStream, raw_event, unless_gone
 
 _ENVELOPE = frozenset(
     {
@@ -67,9 +67,8 @@ def parse(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> RawRequest:
     if nested is not None and not isinstance(nested, dict):
         raise RequestError(Fault.parameter, f"generate_config={quote(nested)}: must be an object", "generate_config")
     top = {key: value for key, value in body.items() if key not in _ENVELOPE and value is not None}
-    fields: dict[str, Any] = {}
-    for part in (nested or {}, top):  # the top level wins
-        fields.update({ALIASES.get(key, key): value for key, value in part.items()})
+    taken = {ALIASES.get(key, key) for key in top}  # the top level wins
+    fields = {**{key: value for key, value in (nested or {}).items() if ALIASES.get(key, key) not in taken}, **top}
     config = GenerateConfig.parse(fields, defaults)
     if config.return_incremental and not config.yield_generator:
         raise RequestError(

@@ -9,8 +9,17 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from ..generate_config import MAX_SEQUENCES, Finite, LogitBias, Seed, StopStrings, TopK, refuse_unless_neutral, validate
-from ..request import Fault, RequestError, Sampling
+from maga_transformer.generate_config import (
+    MAX_SEQUENCES,
+    Finite,
+    LogitBias,
+    Seed,
+    StopStrings,
+    TopK,
+    refuse_unless_neutral,
+    validate,
+)
+from maga_transformer.request import Fault, RequestError, Sampling
 
 log = logging.getLogger(__name__)
 

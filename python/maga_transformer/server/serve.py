@@ -10,11 +10,11 @@ from types import FrameType
 
 import uvicorn
 
-from .. import __version__
-from ..config import Config, ConfigError, ineffective_settings
-from ..runtime import Runtime
-from ..startup import load_runtime
-from .app import create_app
+from maga_transformer import __version__
+from maga_transformer.config import Config, ConfigError, ineffective_settings
+from maga_transformer.runtime import Runtime
+from maga_transformer.server.app import create_app
+from maga_transformer.startup import load_runtime
 
 log = logging.getLogger(__name__)
 

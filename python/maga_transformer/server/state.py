@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
-from ..runtime import Runtime
-from .metrics import Metrics
+from maga_transformer.runtime import Runtime
+from maga_transformer.server.metrics import Metrics
 
 if TYPE_CHECKING:
-    from .status import StallWatch
+    from maga_transformer.server.status import StallWatch
 
 
 @dataclass(frozen=True)

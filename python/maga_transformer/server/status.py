@@ -7,12 +7,12 @@ import time
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..request import Fault, RequestError, quote
-from .body import json_object
-from .chat import render_chat
-from .errors import encode
-from .prompts import encode_text
-from .state import State
+from maga_transformer.request import Fault, RequestError, quote
+from maga_transformer.server.body import json_object
+from maga_transformer.server.chat import render_chat
+from maga_transformer.server.errors import encode
+from maga_transformer.server.prompts import encode_text
+from maga_transformer.server.state import State
 
 STALL_SECONDS = 120.0
 

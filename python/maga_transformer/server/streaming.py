@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ..request import RequestError
-from .errors import as_request_error, encode
+from maga_transformer.request import RequestError
+from maga_transformer.server.errors import as_request_error, encode
 
 log = logging.getLogger(__name__)
 

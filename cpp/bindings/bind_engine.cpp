@@ -1,0 +1,159 @@
+// Python's view of cpp/engine: requests going in, events coming out.
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <limits>
+
+#include "bindings/bind.h"
+#include "core/check.h"
+#include "engine/engine.h"
+
+namespace py = pybind11;
+
+namespace maga {
+namespace {
+
+constexpr const char* kFinishNames[] = {"", "stop", "length", "cancelled", "timeout", "error"};
+
+// The destructor joins the loop's thread.
+struct DeleteReleased {
+  void operator()(Engine* engine) const {
+    py::gil_scoped_release release;
+    delete engine;
+  }
+};
+
+std::vector<int32_t> token_ids(const py::array& array) {
+  const char kind = array.dtype().kind();
+  MAGA_REQUIRE(array.ndim() == 1 && (kind == 'i' || kind == 'u' || array.size() == 0),
+               "the prompt must be a one-dimensional array of integers, not ", array.ndim(), "-dimensional of ",
+               std::string(py::str(array.dtype())));
+  const py::array_t<int64_t, py::array::c_style | py::array::forcecast> wide(array);
+  std::vector<int32_t> ids(wide.size());
+  for (py::ssize_t i = 0; i < wide.size(); ++i) {
+    const int64_t id = wide.at(i);
+    MAGA_REQUIRE(id >= 0 && id <= std::numeric_limits<int32_t>::max(), "the prompt has the token id ", id,
+                 ": ids must be in the vocabulary");
+    ids[i] = static_cast<int32_t>(id);
+  }
+  return ids;
+}
+
+SamplingParams make_params(const py::kwargs& fields) {
+  py::object params = py::cast(SamplingParams{});
+  for (const auto& [name, value] : fields) {
+    if (!py::hasattr(params, name)) throw py::type_error(concat("SamplingParams has no field '", std::string(py::str(name)), "'"));
+    try {
+      py::setattr(params, name, value);
+    } catch (py::error_already_set& error) {
+      if (!error.matches(PyExc_TypeError)) throw;
+      throw Error(ErrorKind::invalid,
+                  concat(std::string(py::str(name)), " is ", std::string(py::repr(value)), ": it has the wrong type"));
+    }
+  }
+  return params.cast<SamplingParams>();
+}
+
+void bind_params(py::module_& m) {
+  using P = SamplingParams;
+  py::class_<P>(m, "SamplingParams")
+      .def(py::init(&make_params))
+      .def_readwrite("max_new_tokens", &P::max_new_tokens)
+      .def_readwrite("min_new_tokens", &P::min_new_tokens)
+      .def_readwrite("temperature", &P::temperature)
+      .def_readwrite("top_k", &P::top_k)
+      .def_readwrite("top_p", &P::top_p)
+      .def_readwrite("min_p", &P::min_p)
+      .def_readwrite("repetition_penalty", &P::repetition_penalty)
+      .def_readwrite("presence_penalty", &P::presence_penalty)
+      .def_readwrite("frequency_penalty", &P::frequency_penalty)
+      .def_readwrite("seed", &P::seed)
+      .def_readwrite("logit_bias", &P::logit_bias)
+      .def_readwrite("bad_words", &P::bad_words)
+      .def_readwrite("stop_words", &P::stop_words)
+      .def_property(
+          "stop_strings", [](const P& p) { return std::vector<py::bytes>(p.stop_strings.begin(), p.stop_strings.end()); },
+          [](P& p, std::vector<std::string> strings) { p.stop_strings = std::move(strings); })
+      .def_readwrite("stop_token_ids", &P::stop_token_ids)
+      .def_readwrite("logprobs", &P::logprobs)
+      .def("validate", &P::validate, py::arg("vocab"));
+}
+
+void bind_event(py::module_& m) {
+  py::class_<Event>(m, "Event")
+      .def_readonly("request", &Event::request)
+      .def_readonly("sequence", &Event::sequence)
+      .def_readonly("tokens", &Event::tokens)
+      .def_property_readonly("logprobs",
+                             [](const Event& e) {
+                               py::list all;
+                               for (const auto& token : e.logprobs) all.append(py::make_tuple(token.logprob, token.top));
+                               return all;
+                             })
+      .def_property_readonly("finish", [](const Event& e) { return kFinishNames[static_cast<int>(e.finish)]; })
+      .def_readonly("stop_token", &Event::stop_token)
+      .def_readonly("stop_word", &Event::stop_word)
+      .def_readonly("stop_string", &Event::stop_string)
+      .def_readonly("error", &Event::error)
+      .def_readonly("prompt_tokens", &Event::prompt_tokens)
+      .def_readonly("cached_tokens", &Event::cached_tokens)
+      .def_readonly("output_tokens", &Event::output_tokens)
+      .def_readonly("steps", &Event::steps)
+      .def_readonly("cumulative_logprob", &Event::cumulative_logprob)
+      .def_readonly("wait_seconds", &Event::wait_seconds)
+      .def_readonly("first_token_seconds", &Event::first_token_seconds)
+      .def_readonly("total_seconds", &Event::total_seconds);
+}
+
+py::dict stats_dict(const EngineStats& s) {
+  using namespace py::literals;
+  return py::dict("waiting"_a = s.waiting, "running"_a = s.running, "pages_total"_a = s.pages_total, "pages_live"_a = s.pages_live,
+                  "pages_cached"_a = s.pages_cached, "pages_free"_a = s.pages_free, "requests"_a = s.requests,
+                  "finished"_a = s.finished, "cancelled"_a = s.cancelled, "failed"_a = s.failed, "preemptions"_a = s.preemptions,
+                  "prompt_tokens"_a = s.prompt_tokens, "cached_tokens"_a = s.cached_tokens, "output_tokens"_a = s.output_tokens,
+                  "steps"_a = s.steps, "model_seconds"_a = s.model_seconds, "sample_seconds"_a = s.sample_seconds,
+                  "host_seconds"_a = s.host_seconds, "last_step_unix"_a = s.last_step_unix);
+}
+
+}  // namespace
+
+void bind_engine(py::module_& m) {
+  bind_params(m);
+  bind_event(m);
+  py::class_<Engine, std::unique_ptr<Engine, DeleteReleased>>(m, "Engine")
+      .def(py::init([](std::shared_ptr<Backend> backend, std::unique_ptr<Executable> model, int max_sequences, int token_budget,
+                       int max_queue, int64_t max_sequence_length, bool prefix_cache, std::string fault) {
+             return std::unique_ptr<Engine, DeleteReleased>(new Engine(std::move(backend), std::move(model),
+                                                                       {.max_sequences = max_sequences,
+                                                                        .token_budget = token_budget,
+                                                                        .max_queue = max_queue,
+                                                                        .max_sequence_length = max_sequence_length,
+                                                                        .prefix_cache = prefix_cache,
+                                                                        .fault = std::move(fault)}));
+           }),
+           py::arg("backend"), py::arg("model"), py::kw_only(), py::arg("max_sequences"), py::arg("token_budget"),
+           py::arg("max_queue"), py::arg("max_sequence_length") = 0, py::arg("prefix_cache") = true, py::arg("fault") = "")
+      .def("set_vocabulary", &Engine::set_vocabulary, py::arg("token_bytes"))
+      .def(
+          "submit",
+          [](Engine& engine, const py::array& prompt, const SamplingParams& params, int sequences, int priority,
+             double timeout_seconds, std::string cache_salt) {
+            Request request{.prompt = token_ids(prompt),
+                            .params = params,
+                            .sequences = sequences,
+                            .priority = priority,
+                            .timeout_seconds = timeout_seconds,
+                            .cache_salt = std::move(cache_salt)};
+            py::gil_scoped_release release;
+            return engine.submit(std::move(request));
+          },
+          py::arg("prompt"), py::arg("params"), py::kw_only(), py::arg("sequences") = 1, py::arg("priority") = 0,
+          py::arg("timeout_seconds") = 0.0, py::arg("cache_salt") = "")
+      .def("cancel", &Engine::cancel, py::arg("request"), py::arg("sequence") = -1, py::call_guard<py::gil_scoped_release>())
+      .def("poll", &Engine::poll, py::call_guard<py::gil_scoped_release>())
+      .def("event_fd", &Engine::event_fd)
+      .def("drain", &Engine::drain, py::arg("timeout_seconds"), py::call_guard<py::gil_scoped_release>())
+      .def("stats", [](const Engine& engine) { return stats_dict(engine.stats()); });
+}
+
+}  // namespace maga

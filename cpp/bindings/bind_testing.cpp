@@ -1,0 +1,287 @@
+// `_core.testing`: the parts of the engine one by one, and a model whose output a test can predict. Nothing else uses it.
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <chrono>
+
+#include "bindings/bind.h"
+#include "bindings/fake_model.h"
+#include "cache/prefix.h"
+#include "core/check.h"
+#include "core/rng.h"
+#include "decode/sampler.h"
+#include "decode/stop.h"
+#include "engine/scheduler.h"
+
+namespace py = pybind11;
+
+namespace maga {
+namespace {
+
+using Floats = py::array_t<float, py::array::c_style | py::array::forcecast>;
+using Tokens = std::vector<int32_t>;
+
+Row row_of(const Floats& array) { return {array.data(), static_cast<size_t>(array.size())}; }
+
+// Runs a stage over a copy of the row.
+template <typename Stage>
+Floats edited(const Floats& array, Stage stage) {
+  Floats copy(array.size(), array.data());
+  stage(MutableRow(copy.mutable_data(), copy.size()));
+  return copy;
+}
+
+TokenCounts counts_of(const Tokens& prompt, const Tokens& output) {
+  TokenCounts counts;
+  counts.add_prompt(prompt);
+  for (const int32_t token : output) counts.add_output(token);
+  return counts;
+}
+
+std::vector<int32_t> ids_of(const std::vector<Candidate>& candidates) {
+  std::vector<int32_t> ids;
+  for (const auto& candidate : candidates) ids.push_back(candidate.id);
+  return ids;
+}
+
+std::vector<Candidate> all_of(const Floats& row) {
+  std::vector<Candidate> candidates;
+  best_tokens(row_of(row), row.size(), &candidates);
+  return candidates;
+}
+
+float max_of(const Floats& row) { return scan(row_of(row)).max; }
+
+void bind_sampler(py::module_ m) {
+  using Penalty = void (*)(MutableRow, const TokenCounts&, float);
+  const auto penalty = [&](const char* name, Penalty stage) {
+    m.def(
+        name,
+        [stage](const Floats& row, const Tokens& prompt, const Tokens& output, float value) {
+          return edited(row, [&](MutableRow r) { stage(r, counts_of(prompt, output), value); });
+        },
+        py::arg("row"), py::arg("prompt"), py::arg("output"), py::arg("penalty"));
+  };
+  penalty("repetition_penalty", repetition_penalty);
+  penalty("presence_penalty", presence_penalty);
+  penalty("frequency_penalty", frequency_penalty);
+  m.def("logit_bias", [](const Floats& row, const std::vector<std::pair<int32_t, float>>& bias) {
+    return edited(row, [&](MutableRow r) { logit_bias(r, bias); });
+  });
+  m.def("ban_bad_words", [](const Floats& row, const std::vector<Tokens>& words, const Tokens& tokens) {
+    return edited(row, [&](MutableRow r) { ban_bad_words(r, words, tokens); });
+  });
+  m.def("ban_tokens",
+        [](const Floats& row, const Tokens& tokens) { return edited(row, [&](MutableRow r) { ban_tokens(r, tokens); }); });
+  m.def("temperature",
+        [](const Floats& row, float value) { return edited(row, [&](MutableRow r) { temperature(r, max_of(row), value); }); });
+  m.def("scan", [](const Floats& row) {
+    const RowScan result = scan(row_of(row));
+    return py::make_tuple(result.max, result.argmax, result.finite);
+  });
+  m.def("exp", [](const Floats& row) {
+    return edited(row, [](MutableRow r) {
+      for (float& x : r) x = exp_negative(x);
+    });
+  });
+  m.def("top_k", [](const Floats& row, int k) {
+    std::vector<Candidate> candidates;
+    top_k(row_of(row), k, &candidates);
+    return ids_of(candidates);
+  });
+  m.def("top_p", [](const Floats& row, float p, bool among_candidates) {
+    std::vector<Candidate> candidates;
+    if (among_candidates)
+      top_p(&(candidates = all_of(row)), p);
+    else
+      top_p(row_of(row), max_of(row), p, &candidates);
+    return ids_of(candidates);
+  });
+  m.def("min_p", [](const Floats& row, float p, bool among_candidates) {
+    std::vector<Candidate> candidates;
+    if (among_candidates)
+      min_p(&(candidates = all_of(row)), p);
+    else
+      min_p(row_of(row), max_of(row), p, &candidates);
+    return ids_of(candidates);
+  });
+  m.def("draw", [](const Floats& row, double u, bool among_candidates) {
+    std::vector<double> blocks;
+    return among_candidates ? draw(all_of(row), u) : draw(row_of(row), max_of(row), u, &blocks);
+  });
+  m.def("uniform", &uniform, py::arg("seed"), py::arg("stream"), py::arg("index"));
+  m.def(
+      "sample",
+      [](const Floats& row, const SamplingParams& params, const Tokens& prompt, const Tokens& output, uint64_t stream) {
+        Tokens tokens = prompt;
+        tokens.insert(tokens.end(), output.begin(), output.end());
+        const TokenCounts counts = counts_of(prompt, output);
+        SampleScratch scratch;
+        Sampled result;
+        sample({.logits = row_of(row),
+                .params = &params,
+                .counts = &counts,
+                .tokens = tokens,
+                .output_tokens = static_cast<int64_t>(output.size()),
+                .seed = params.seed.value_or(0),
+                .stream = stream},
+               &scratch, &result);
+        constexpr const char* kNames[] = {"ok", "non_finite", "no_token"};
+        return py::make_tuple(kNames[static_cast<int>(result.status)], result.token, result.logprobs.logprob, result.logprobs.top);
+      },
+      py::arg("row"), py::arg("params"), py::arg("prompt"), py::arg("output"), py::arg("stream") = 0);
+}
+
+// A matcher with the params it refers to.
+struct OwnedMatcher {
+  OwnedMatcher(const SamplingParams& given, const std::vector<std::string>& vocabulary)
+      : params(given), matcher(params, std::make_shared<const Vocabulary>(vocabulary)) {}
+  SamplingParams params;
+  Tokens output;
+  StopMatcher matcher;
+};
+
+void bind_stop(py::module_& m) {
+  py::class_<OwnedMatcher>(m, "StopMatcher")
+      .def(py::init<const SamplingParams&, const std::vector<std::string>&>(), py::arg("params"), py::arg("vocabulary"))
+      .def("append", [](OwnedMatcher& self, int32_t token) {
+        self.output.push_back(token);
+        const StopMatch match = self.matcher.append(self.output);
+        return py::make_tuple(match.stop_token, match.stop_word, match.stop_string);
+      });
+}
+
+void bind_cache(py::module_& m) {
+  py::class_<PrefixCache::Position>(m, "Position")
+      .def(py::init<>())
+      .def_readonly("entry", &PrefixCache::Position::entry)
+      .def_readonly("pages", &PrefixCache::Position::pages);
+  py::class_<PrefixCache>(m, "PrefixCache")
+      .def(py::init<int64_t, int64_t, bool>(), py::arg("pages"), py::arg("page_tokens"), py::arg("enabled") = true)
+      .def_property_readonly("total", [](const PrefixCache& c) { return c.pool().total(); })
+      .def_property_readonly("free", [](const PrefixCache& c) { return c.pool().free(); })
+      .def_property_readonly("cached", &PrefixCache::cached)
+      .def_property_readonly("available", &PrefixCache::available)
+      .def("references", [](const PrefixCache& c, int32_t page) { return c.pool().references(page); })
+      .def("allocate", &PrefixCache::allocate)
+      .def("hold", &PrefixCache::hold)
+      .def("release", [](PrefixCache& c, const Tokens& pages) { c.release(pages); })
+      .def("peek",
+           [](const PrefixCache& c, const std::string& salt, const Tokens& tokens) {
+             const auto match = c.peek(salt, tokens);
+             return py::make_tuple(match.pages, match.unheld);
+           })
+      .def("match",
+           [](PrefixCache& c, const std::string& salt, const Tokens& tokens) {
+             std::vector<int32_t> pages;
+             const auto position = c.match(salt, tokens, &pages);
+             return py::make_tuple(position, pages);
+           })
+      .def("insert",
+           [](PrefixCache& c, const std::string& salt, const Tokens& tokens, std::vector<int32_t> pages, PrefixCache::Position at) {
+             c.insert(salt, tokens, pages, &at);
+             return py::make_tuple(at, pages);
+           })
+      .def("forget", [](PrefixCache& c, const Tokens& pages) { c.forget(pages); });
+  py::class_<PagePool>(m, "PagePool")
+      .def(py::init<int64_t>(), py::arg("pages"))
+      .def_property_readonly("total", &PagePool::total)
+      .def_property_readonly("free", &PagePool::free)
+      .def("references", [](const PagePool& p, int32_t page) { return p.references(page); })
+      .def("take", &PagePool::take)
+      .def("hold", &PagePool::hold)
+      .def("drop", &PagePool::drop)
+      .def("give_back", &PagePool::give_back);
+}
+
+using RunningRow = std::tuple<int64_t, int64_t, Tokens, int64_t>;   // known, computed, pages, slots
+using WaitingRow = std::tuple<int64_t, int64_t, int64_t, int64_t>;  // known, computed, unheld, slots
+
+void bind_scheduler(py::module_& m) {
+  py::class_<Scheduler>(m, "Scheduler")
+      .def(py::init([](int64_t token_budget, int64_t max_sequences, int64_t page_tokens, int64_t total_pages) {
+             return Scheduler({.token_budget = token_budget,
+                               .max_sequences = max_sequences,
+                               .page_tokens = page_tokens,
+                               .total_pages = total_pages});
+           }),
+           py::kw_only(), py::arg("token_budget"), py::arg("max_sequences"), py::arg("page_tokens"), py::arg("total_pages"))
+      .def(
+          "plan",
+          [](Scheduler& scheduler, const std::vector<RunningRow>& running, const std::vector<WaitingRow>& waiting,
+             const Tokens& references, int64_t available) {
+            std::vector<PlanSequence> running_view, waiting_view;
+            for (const auto& [known, computed, pages, slots] : running)
+              running_view.push_back({.known = known, .computed = computed, .pages = pages, .slots = slots});
+            for (const auto& [known, computed, unheld, slots] : waiting)
+              waiting_view.push_back({.known = known, .computed = computed, .pages = {}, .unheld = unheld, .slots = slots});
+            const Plan& plan = scheduler.plan(
+                {.running = running_view, .waiting = waiting_view, .references = references, .available = available});
+            const auto runs = [](const std::vector<Plan::Run>& all) {
+              py::dict tokens;
+              for (const auto& run : all) tokens[py::int_(run.sequence)] = run.tokens;
+              return tokens;
+            };
+            return py::dict(py::arg("running") = runs(plan.running), py::arg("admitted") = runs(plan.admitted),
+                            py::arg("preempted") = plan.preempted, py::arg("reject_first") = plan.reject_first);
+          },
+          py::arg("running"), py::arg("waiting"), py::arg("references"), py::arg("available"));
+}
+
+void bind_fake_model(py::module_& m) {
+  py::class_<FakeControl, std::shared_ptr<FakeControl>>(m, "FakeControl")
+      .def("hold",
+           [](FakeControl& c) {
+             std::lock_guard lock(c.mutex);
+             c.held = true;
+           })
+      .def("release",
+           [](FakeControl& c) {
+             std::lock_guard lock(c.mutex);
+             c.held = false;
+             c.changed.notify_all();
+           })
+      .def(
+          "wait_until_held",
+          [](FakeControl& c, double seconds) {
+            std::unique_lock lock(c.mutex);
+            return c.changed.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return c.waiting; });
+          },
+          py::arg("seconds") = 30.0, py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly("steps", [](FakeControl& c) {
+        std::lock_guard lock(c.mutex);
+        py::list steps;
+        for (const FakeStep& step : c.steps) steps.append(py::make_tuple(step.tokens, step.sequence_tokens, step.kv_length));
+        return steps;
+      });
+  m.def(
+      "fake_model",
+      [](int64_t vocab, int64_t pages, int64_t page_tokens, int64_t tokens, int64_t sequences, int64_t length_dependent_from,
+         int32_t poison, int64_t max_positions) {
+        auto control = std::make_shared<FakeControl>();
+        std::unique_ptr<Executable> model = std::make_unique<FakeModel>(
+            FakeOptions{
+                .vocab = vocab, .length_dependent_from = length_dependent_from, .poison = poison, .max_positions = max_positions},
+            Limits{.tokens = tokens, .sequences = sequences, .logit_rows = sequences, .pages = pages, .page_tokens = page_tokens},
+            control);
+        return py::make_tuple(py::cast(std::move(model)), control);
+      },
+      py::kw_only(), py::arg("vocab"), py::arg("pages"), py::arg("page_tokens"), py::arg("tokens"), py::arg("sequences"),
+      py::arg("length_dependent_from") = 0, py::arg("poison") = -1, py::arg("max_positions") = 0);
+  m.def(
+      "fake_backend", [](int threads) -> std::shared_ptr<Backend> { return std::make_shared<FakeBackend>(threads); },
+      py::arg("threads") = 1);
+}
+
+}  // namespace
+
+void bind_testing(py::module_& m) {
+  py::module_ testing = m.def_submodule("testing");
+  bind_sampler(testing.def_submodule("sampler"));
+  bind_stop(testing);
+  bind_cache(testing);
+  bind_scheduler(testing);
+  bind_fake_model(testing);
+}
+
+}  // namespace maga

@@ -1,0 +1,246 @@
+#include "decode/sampler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/check.h"
+#include "core/rng.h"
+
+namespace maga {
+namespace {
+
+constexpr float kBanned = -std::numeric_limits<float>::infinity();
+
+bool is_greedy(const SamplingParams& params) { return params.temperature == 0 || params.top_k == 1 || params.top_p == 0; }
+
+bool edits_logits(const SampleInput& input) {
+  const SamplingParams& p = *input.params;
+  return has_penalty(p) || !p.logit_bias.empty() || !p.bad_words.empty() ||
+         (input.output_tokens < p.min_new_tokens && !p.stop_token_ids.empty());
+}
+
+void edit_logits(MutableRow row, const SampleInput& input) {
+  const SamplingParams& p = *input.params;
+  if (has_penalty(p)) {
+    MAGA_CHECK(input.counts, "penalties need the token counts");
+    if (p.repetition_penalty != 1) repetition_penalty(row, *input.counts, p.repetition_penalty);
+    if (p.presence_penalty != 0) presence_penalty(row, *input.counts, p.presence_penalty);
+    if (p.frequency_penalty != 0) frequency_penalty(row, *input.counts, p.frequency_penalty);
+  }
+  logit_bias(row, p.logit_bias);
+  ban_bad_words(row, p.bad_words, input.tokens);
+  if (input.output_tokens < p.min_new_tokens) ban_tokens(row, p.stop_token_ids);
+}
+
+// All tokens at or above `bar`, by id.
+void tokens_above(Row row, float bar, std::vector<Candidate>* candidates) {
+  candidates->clear();
+  for (size_t i = 0; i < row.size(); ++i)
+    if (row[i] >= bar) candidates->push_back({static_cast<int32_t>(i), row[i]});
+}
+
+// Cuts unsorted candidates to the best whose exp(logit - max) add up to `mass`. Sorts no more of them than it must.
+void cut_at_mass(std::vector<Candidate>* candidates, float max, double mass) {
+  double sum = 0;
+  size_t sorted = 0;
+  for (size_t chunk = 32; sorted < candidates->size(); chunk *= 4) {
+    const size_t end = std::min(candidates->size(), sorted + chunk);
+    std::partial_sort(candidates->begin() + sorted, candidates->begin() + end, candidates->end());
+    for (; sorted < end; ++sorted) {
+      sum += exp_negative((*candidates)[sorted].logit - max);
+      if (sum >= mass) {
+        candidates->resize(sorted + 1);
+        return;
+      }
+    }
+  }
+}
+
+int32_t draw_random(MutableRow row, float max, const SampleInput& input, SampleScratch* scratch) {
+  const SamplingParams& p = *input.params;
+  std::vector<Candidate>& candidates = scratch->candidates;
+  temperature(row, max, p.temperature);
+  const double u = uniform(input.seed, input.stream, static_cast<uint64_t>(input.output_tokens));
+  const bool limited_k = p.top_k > 0 && p.top_k < static_cast<int64_t>(row.size());
+  if (limited_k) {
+    top_k(row, p.top_k, &candidates);
+    if (p.top_p < 1) top_p(&candidates, p.top_p);
+    if (p.min_p > 0) min_p(&candidates, p.min_p);
+  } else if (p.top_p < 1) {
+    top_p(row, 0, p.top_p, &candidates);
+    if (p.min_p > 0) min_p(&candidates, p.min_p);
+  } else if (p.min_p > 0) {
+    min_p(row, 0, p.min_p, &candidates);
+  } else {
+    return draw(row, 0, u, &scratch->blocks);
+  }
+  return draw(candidates, u);
+}
+
+}  // namespace
+
+TokenCounts::Count& TokenCounts::of(int32_t token) {
+  const auto at =
+      std::lower_bound(counts_.begin(), counts_.end(), token, [](const Count& count, int32_t id) { return count.token < id; });
+  if (at != counts_.end() && at->token == token) return *at;
+  return *counts_.insert(at, {token, 0});
+}
+
+void TokenCounts::add_prompt(std::span<const int32_t> tokens) {
+  std::vector<int32_t> unique(tokens.begin(), tokens.end());
+  std::sort(unique.begin(), unique.end());
+  unique.erase(std::unique(unique.begin(), unique.end()), unique.end());
+  if (counts_.empty()) {
+    for (const int32_t token : unique) counts_.push_back({token, 0});
+  } else {
+    for (const int32_t token : unique) of(token);
+  }
+}
+
+void TokenCounts::add_output(int32_t token) { ++of(token).output; }
+
+void repetition_penalty(MutableRow row, const TokenCounts& counts, float penalty) {
+  for (const auto& count : counts.counts()) {
+    float& logit = row[count.token];
+    logit = logit > 0 ? logit / penalty : logit * penalty;
+  }
+}
+
+void presence_penalty(MutableRow row, const TokenCounts& counts, float penalty) {
+  for (const auto& count : counts.counts())
+    if (count.output > 0) row[count.token] -= penalty;
+}
+
+void frequency_penalty(MutableRow row, const TokenCounts& counts, float penalty) {
+  for (const auto& count : counts.counts()) row[count.token] -= penalty * static_cast<float>(count.output);
+}
+
+void logit_bias(MutableRow row, std::span<const std::pair<int32_t, float>> bias) {
+  for (const auto& [token, value] : bias) row[token] += value;
+}
+
+void ban_bad_words(MutableRow row, std::span<const std::vector<int32_t>> words, std::span<const int32_t> tokens) {
+  for (const auto& word : words) {
+    const size_t before = word.size() - 1;
+    if (before <= tokens.size() && std::equal(word.begin(), word.end() - 1, tokens.end() - before)) row[word.back()] = kBanned;
+  }
+}
+
+void ban_tokens(MutableRow row, std::span<const int32_t> tokens) {
+  for (const int32_t token : tokens) row[token] = kBanned;
+}
+
+void temperature(MutableRow row, float max, float temperature) {
+  const float scale = 1.0f / temperature;
+  if (std::isfinite(scale)) {
+    for (float& logit : row) logit = (logit - max) * scale;
+  } else {  // 0 * infinity would be NaN
+    for (float& logit : row) logit = logit == max ? 0 : kBanned;
+  }
+}
+
+void top_k(Row row, int k, std::vector<Candidate>* candidates) { best_tokens(row, k, candidates); }
+
+void top_p(Row row, float max, float p, std::vector<Candidate>* candidates) {
+  const double total = exp_sum(row, max, nullptr);
+  // All tokens below probability (1 - p) / vocab together have less than 1 - p, so none of them is needed to reach p.
+  // The 1e-4 is a margin for the rounding of `bar`.
+  const double floor = (1.0 - p) / static_cast<double>(row.size()) * total;
+  const float bar = floor > 0 ? max + static_cast<float>(std::log(floor) - 1e-4) : kBanned;
+  tokens_above(row, std::min(bar, max), candidates);
+  cut_at_mass(candidates, max, p * total);
+}
+
+void top_p(std::vector<Candidate>* candidates, float p) {
+  if (candidates->empty()) return;
+  const float max = candidates->front().logit;
+  double total = 0;
+  for (const auto& candidate : *candidates) total += exp_negative(candidate.logit - max);
+  cut_at_mass(candidates, max, p * total);
+}
+
+void min_p(Row row, float max, float p, std::vector<Candidate>* candidates) { tokens_above(row, max + std::log(p), candidates); }
+
+void min_p(std::vector<Candidate>* candidates, float p) {
+  if (candidates->empty()) return;
+  const float bar = candidates->front().logit + std::log(p);
+  while (candidates->size() > 1 && candidates->back().logit < bar) candidates->pop_back();
+}
+
+int32_t draw(std::span<const Candidate> candidates, double u) {
+  MAGA_CHECK(!candidates.empty(), "nothing to draw from");
+  float max = candidates.front().logit;
+  for (const auto& candidate : candidates) max = std::max(max, candidate.logit);
+  double total = 0;
+  for (const auto& candidate : candidates) total += exp_negative(candidate.logit - max);
+  double left = u * total;
+  int32_t last = candidates.front().id;
+  for (const auto& candidate : candidates) {
+    const double weight = exp_negative(candidate.logit - max);
+    if (weight > 0) last = candidate.id;
+    left -= weight;
+    if (left < 0) break;
+  }
+  return last;  // if rounding left something over: the last token that can be drawn at all
+}
+
+int32_t draw(Row row, float max, double u, std::vector<double>* blocks) {
+  double left = u * exp_sum(row, max, blocks);
+  size_t block = 0;
+  for (size_t b = 0; b < blocks->size(); ++b) {
+    if ((*blocks)[b] == 0) continue;
+    block = b;
+    if (left < (*blocks)[b]) break;
+    left -= (*blocks)[b];
+  }
+  const size_t begin = block * kSumBlock, end = std::min(row.size(), begin + kSumBlock);
+  size_t last = begin;
+  for (size_t i = begin; i < end; ++i) {
+    const double weight = exp_negative(row[i] - max);
+    if (weight > 0) last = i;
+    left -= weight;
+    if (left < 0) break;
+  }
+  return static_cast<int32_t>(last);
+}
+
+TokenLogprobs logprobs(Row row, float max, int32_t token, int top, std::vector<Candidate>* candidates) {
+  const float log_sum = max + static_cast<float>(std::log(exp_sum(row, max, nullptr)));
+  TokenLogprobs result{.logprob = row[token] - log_sum, .top = {}};
+  if (top > 0) {
+    best_tokens(row, top, candidates);
+    for (const auto& candidate : *candidates) result.top.emplace_back(candidate.id, candidate.logit - log_sum);
+  }
+  return result;
+}
+
+bool has_penalty(const SamplingParams& params) {
+  return params.repetition_penalty != 1 || params.presence_penalty != 0 || params.frequency_penalty != 0;
+}
+
+void sample(const SampleInput& input, SampleScratch* scratch, Sampled* out) {
+  const SamplingParams& params = *input.params;
+  out->logprobs = {};
+  const RowScan given = scan(input.logits);
+  if (!given.finite) {
+    out->status = Sampled::Status::non_finite;
+    return;
+  }
+  RowScan edited = given;
+  const bool edits = edits_logits(input), greedy = is_greedy(params);
+  if (edits || !greedy) scratch->row.assign(input.logits.begin(), input.logits.end());
+  if (edits) {
+    edit_logits(scratch->row, input);
+    edited = scan(scratch->row);
+    if (!edited.finite) {
+      out->status = Sampled::Status::no_token;
+      return;
+    }
+  }
+  out->status = Sampled::Status::ok;
+  out->token = greedy ? edited.argmax : draw_random(scratch->row, edited.max, input, scratch);
+  if (params.logprobs >= 0) out->logprobs = logprobs(input.logits, given.max, out->token, params.logprobs, &scratch->candidates);
+}
+
+}  // namespace maga

@@ -1,0 +1,230 @@
+// The doors to the loop. One short mutex guards what crosses between threads; the loop's thread holds it only to swap.
+#include "engine/engine.h"
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <iterator>
+#include <limits>
+#include <mutex>
+#include <random>
+#include <thread>
+
+#include "core/check.h"
+#include "engine/loop.h"
+
+namespace maga {
+namespace {
+
+struct Cancellation {
+  uint64_t request = 0;
+  int32_t sequence = -1;
+};
+
+void check_options(const EngineOptions& options, const Executable& model) {
+  const Limits& limits = model.limits();
+  const int64_t most = std::min(limits.sequences, limits.logit_rows);
+  MAGA_REQUIRE(options.max_sequences >= 1 && options.max_sequences <= most, "max_sequences is ", options.max_sequences,
+               ": it must be in [1, ", most, "], the rows that the model was loaded for");
+  MAGA_REQUIRE(options.token_budget >= options.max_sequences && options.token_budget <= limits.tokens, "token_budget is ",
+               options.token_budget, ": it must be in [max_sequences, ", limits.tokens, "], and max_sequences is ",
+               options.max_sequences);
+  MAGA_REQUIRE(options.max_queue >= 1, "max_queue is ", options.max_queue, ": it must be at least 1");
+  MAGA_REQUIRE(options.max_sequence_length >= 0, "max_sequence_length is ", options.max_sequence_length,
+               ": it must be 0 (the model's) or above");
+  MAGA_REQUIRE(limits.pages >= 1 && limits.page_tokens >= 1, "the K/V cache has ", limits.pages, " pages of ", limits.page_tokens,
+               " tokens: it needs at least one");
+}
+
+}  // namespace
+
+struct Engine::State {
+  State(std::shared_ptr<Backend> backend, std::unique_ptr<Executable> model, const EngineOptions& given)
+      : options(given),
+        vocab(model->program().vocab),
+        length_dependent_from(model->program().length_dependent_from()),
+        limits(model->limits()),
+        longest(longest_sequence(given, *model)),
+        loop(std::move(backend), std::move(model), given),
+        event_fd(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+    MAGA_CHECK(event_fd >= 0, "eventfd failed");
+    published = loop.stats();
+    thread = std::thread([this] { run(); });
+  }
+
+  ~State() {
+    {
+      std::lock_guard lock(mutex);
+      stopping = true;
+    }
+    wake.notify_one();
+    thread.join();
+    close(event_fd);
+  }
+
+  void run() {
+    std::vector<std::shared_ptr<AcceptedRequest>> requests;
+    std::vector<Cancellation> cancellations;
+    for (;;) {
+      {
+        std::unique_lock lock(mutex);
+        wake.wait(lock, [&] { return stopping || !loop.idle() || !inbox.empty() || !cancelled.empty(); });
+        inbox.swap(requests);
+        cancelled.swap(cancellations);
+        if (stopping) cancel_everything = true;
+      }
+      for (auto& request : requests) loop.add(std::move(request));
+      for (const auto& [request, sequence] : cancellations) loop.cancel(request, sequence);
+      requests.clear();
+      cancellations.clear();
+      if (cancel_everything) loop.cancel_all();
+      if (!loop.idle()) loop.step();
+      publish();
+      if (cancel_everything) return;
+    }
+  }
+
+  // Hands the news over. The eventfd is written only when the outbox was empty: at most once a step.
+  void publish() {
+    bool all_ended = false;
+    const EngineStats& stats = loop.stats();
+    {
+      std::lock_guard lock(mutex);
+      const bool wake_poller = outbox.empty() && !loop.events.empty();
+      outbox.insert(outbox.end(), std::make_move_iterator(loop.events.begin()), std::make_move_iterator(loop.events.end()));
+      if (wake_poller) eventfd_write(event_fd, 1);
+      ended = loop.ended;
+      all_ended = ended == accepted;
+      published = stats;
+    }
+    loop.events.clear();
+    if (all_ended) drained.notify_all();
+  }
+
+  void check(const Request& request) const {
+    const int64_t prompt = static_cast<int64_t>(request.prompt.size());
+    MAGA_REQUIRE(prompt >= 1, "the prompt is empty: it must have at least one token");
+    MAGA_REQUIRE(prompt < longest, "the prompt has ", prompt, " tokens: it must have fewer than ", longest,
+                 ", the longest sequence (max_sequence_length, and what fits into the K/V cache of ", limits.pages, " pages of ",
+                 limits.page_tokens, " tokens)");
+    for (const int32_t token : request.prompt)
+      MAGA_REQUIRE(token >= 0 && token < vocab, "the prompt has the token id ", token, ": ids must be in [0, ", vocab, ")");
+    request.params.validate(vocab);
+    MAGA_REQUIRE(request.sequences >= 1 && request.sequences <= options.max_sequences, "sequences is ", request.sequences,
+                 ": it must be in [1, ", options.max_sequences, "], and the upper end is max_sequences");
+    MAGA_REQUIRE(request.timeout_seconds >= 0 && request.timeout_seconds < 1e9, "timeout_seconds is ", request.timeout_seconds,
+                 ": it must be in [0, 1e9), and 0 means none");
+  }
+
+  std::shared_ptr<AcceptedRequest> accept(Request request) const {
+    auto accepted = std::make_shared<AcceptedRequest>();
+    const int64_t prompt = static_cast<int64_t>(request.prompt.size());
+    // From some length on (dynamic rope) the keys of a prompt depend on its length, so only prompts of the same length share pages;
+    // those of output tokens from there on depend on their own position too, and are not shared at all.
+    const bool by_length = length_dependent_from > 0 && prompt >= length_dependent_from;
+    accepted->salt = concat(by_length ? prompt : 0, ":", request.cache_salt);
+    accepted->cacheable_tokens =
+        length_dependent_from > 0 ? std::max(prompt, length_dependent_from - 1) : std::numeric_limits<int64_t>::max();
+    accepted->submitted = Clock::now();
+    if (request.timeout_seconds > 0)
+      accepted->deadline =
+          accepted->submitted + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(request.timeout_seconds));
+    accepted->request = std::move(request);
+    return accepted;
+  }
+
+  const EngineOptions options;
+  const int64_t vocab;
+  const int64_t length_dependent_from;
+  const Limits limits;
+  const int64_t longest;
+  Loop loop;  // of the loop's thread
+  bool cancel_everything = false;
+  const int event_fd;
+
+  mutable std::mutex mutex;  // guards what follows
+  std::condition_variable wake, drained;
+  std::vector<std::shared_ptr<AcceptedRequest>> inbox;
+  std::vector<Cancellation> cancelled;
+  std::vector<Event> outbox;
+  std::shared_ptr<const Vocabulary> vocabulary;
+  EngineStats published;
+  std::mt19937_64 seeds{std::random_device{}()};
+  int64_t accepted = 0;  // requests since start; the last one's id
+  int64_t ended = 0;     // of them, those whose last event is in the outbox
+  bool draining = false, stopping = false;
+  std::thread thread;
+};
+
+Engine::Engine(std::shared_ptr<Backend> backend, std::unique_ptr<Executable> model, const EngineOptions& options) {
+  MAGA_REQUIRE(backend && model, "the engine needs a backend and a model");
+  check_options(options, *model);
+  state_ = std::make_unique<State>(std::move(backend), std::move(model), options);
+}
+
+Engine::~Engine() = default;
+
+void Engine::set_vocabulary(std::vector<std::string> token_bytes) {
+  auto vocabulary = std::make_shared<const Vocabulary>(token_bytes);
+  std::lock_guard lock(state_->mutex);
+  state_->vocabulary = std::move(vocabulary);
+}
+
+uint64_t Engine::submit(Request request) {
+  State& state = *state_;
+  state.check(request);
+  auto accepted = state.accept(std::move(request));
+  const SamplingParams& params = accepted->request.params;
+  {
+    std::lock_guard lock(state.mutex);
+    MAGA_REQUIRE(params.stop_strings.empty() || state.vocabulary, "stop_strings cannot be used: the engine has no vocabulary");
+    if (state.draining) throw Error(ErrorKind::busy, "the engine is draining: it takes no new requests");
+    const int64_t queued = state.accepted - state.loop.started.load(std::memory_order_relaxed);
+    if (queued >= state.options.max_queue)
+      throw Error(ErrorKind::busy, concat("the queue is full: ", queued, " requests wait (max_queue)"));
+    accepted->id = static_cast<uint64_t>(++state.accepted);
+    accepted->seed = params.seed ? *params.seed : state.seeds();
+    accepted->vocabulary = state.vocabulary;
+    state.inbox.push_back(accepted);
+  }
+  state.wake.notify_one();
+  return accepted->id;
+}
+
+void Engine::cancel(uint64_t request, int32_t sequence) {
+  {
+    std::lock_guard lock(state_->mutex);
+    state_->cancelled.push_back({request, sequence});
+  }
+  state_->wake.notify_one();
+}
+
+std::vector<Event> Engine::poll() {
+  std::vector<Event> events;
+  std::lock_guard lock(state_->mutex);
+  eventfd_t count = 0;
+  eventfd_read(state_->event_fd, &count);
+  events.swap(state_->outbox);
+  return events;
+}
+
+int Engine::event_fd() const { return state_->event_fd; }
+
+bool Engine::drain(double timeout_seconds) {
+  std::unique_lock lock(state_->mutex);
+  state_->draining = true;
+  return state_->drained.wait_for(lock, std::chrono::duration<double>(std::clamp(timeout_seconds, 0.0, 1e9)),
+                                  [&] { return state_->ended == state_->accepted; });
+}
+
+EngineStats Engine::stats() const {
+  std::lock_guard lock(state_->mutex);
+  EngineStats stats = state_->published;
+  for (const auto& request : state_->inbox) stats.waiting += request->request.sequences;
+  stats.requests = static_cast<uint64_t>(state_->accepted);
+  return stats;
+}
+
+}  // namespace maga

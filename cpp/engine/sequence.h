@@ -1,0 +1,85 @@
+// A request and its sequences inside the loop.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cache/prefix.h"
+#include "decode/sampler.h"
+#include "decode/stop.h"
+#include "engine/request.h"
+
+namespace maga {
+
+using Clock = std::chrono::steady_clock;
+
+inline double seconds_between(Clock::time_point begin, Clock::time_point end) {
+  return std::chrono::duration<double>(end - begin).count();
+}
+
+// What the sequences of a request share.
+struct AcceptedRequest {
+  uint64_t id = 0;
+  Request request;
+  uint64_t seed = 0;
+  std::string salt;              // of its pages in the prefix cache
+  int64_t cacheable_tokens = 0;  // K/V entries up to here may enter the prefix cache
+  std::shared_ptr<const Vocabulary> vocabulary;
+  Clock::time_point submitted;
+  Clock::time_point deadline = Clock::time_point::max();
+
+  // Written by the loop only.
+  bool started = false;    // left the queue
+  int32_t unfinished = 0;  // sequences
+  bool cancelled = false, failed = false;
+  int64_t cached_tokens = 0;
+  double wait_seconds = 0;
+};
+
+// One output of a request. Until the prompt is computed the first output stands for all of them: `siblings` fork from it then.
+struct Sequence {
+  std::shared_ptr<AcceptedRequest> request;
+  int32_t index = 0;              // which output of the request, and its random stream
+  std::vector<int32_t> siblings;  // indices of the outputs that will fork from this one
+  std::vector<int32_t> tokens;    // prompt and output
+
+  int64_t computed = 0;          // tokens whose K/V entries are in `pages`
+  std::vector<int32_t> pages;    // held, in order of K/V index
+  PrefixCache::Position cached;  // how far its pages are in the prefix cache
+
+  TokenCounts counts;  // only with penalties
+  StopMatcher stop;
+  int64_t steps = 0;
+  double cumulative_logprob = 0;
+  double first_token_seconds = 0;
+  bool ended = false;  // to be removed from the queues
+
+  explicit Sequence(std::shared_ptr<AcceptedRequest> accepted)
+      : request(std::move(accepted)), tokens(request->request.prompt), stop(request->request.params, request->vocabulary) {}
+
+  int64_t known() const { return static_cast<int64_t>(tokens.size()); }
+  int64_t prompt_tokens() const { return static_cast<int64_t>(request->request.prompt.size()); }
+  int64_t output_tokens() const { return known() - prompt_tokens(); }
+  std::span<const int32_t> output() const { return std::span(tokens).subspan(prompt_tokens()); }
+  int32_t slots() const { return 1 + static_cast<int32_t>(siblings.size()); }  // rows of the batch it will take
+
+  // What may be found for it in the prefix cache: never all of it, since at least one token must be computed to get logits.
+  std::span<const int32_t> matchable() const { return std::span(tokens).first(std::min(known() - 1, request->cacheable_tokens)); }
+
+  // The order in which sequences run and, from the back, are preempted: by priority, then by arrival. A priority level is
+  // worth a fixed number of later arrivals, so that nobody waits for ever behind a stream of better priorities.
+  static constexpr int64_t kArrivalsPerPriority = 256;
+  bool runs_before(const Sequence& other) const {
+    const auto rank = [](const Sequence& s) {
+      return static_cast<int64_t>(s.request->id) + s.request->request.priority * kArrivalsPerPriority;
+    };
+    if (rank(*this) != rank(other)) return rank(*this) < rank(other);
+    if (request->id != other.request->id) return request->id < other.request->id;
+    return index < other.index;
+  }
+};
+
+}  // namespace maga

@@ -1,0 +1,48 @@
+#include "engine/step_builder.h"
+
+namespace maga {
+
+StepBuilder::StepBuilder(int64_t tokens, int64_t sequences, int64_t pages) {
+  for (auto* by_token : {&ids_, &positions_}) by_token->reserve(tokens);
+  for (auto* by_sequence : {&sequence_start_, &kv_length_, &prompt_length_, &page_start_, &logit_rows_})
+    by_sequence->reserve(sequences + 1);
+  pages_.reserve(pages);
+  clear();
+}
+
+void StepBuilder::clear() {
+  for (auto* array : {&ids_, &positions_, &sequence_start_, &kv_length_, &prompt_length_, &page_start_, &pages_, &logit_rows_})
+    array->clear();
+  sequence_start_.push_back(0);
+  page_start_.push_back(0);
+}
+
+int32_t StepBuilder::add(const Sequence& sequence, int64_t tokens, int64_t page_tokens) {
+  const int64_t end = sequence.computed + tokens;
+  for (int64_t i = sequence.computed; i < end; ++i) {
+    ids_.push_back(sequence.tokens[i]);
+    positions_.push_back(static_cast<int32_t>(i));
+  }
+  const int64_t pages = (end + page_tokens - 1) / page_tokens;
+  pages_.insert(pages_.end(), sequence.pages.begin(), sequence.pages.begin() + pages);
+  sequence_start_.push_back(static_cast<int32_t>(ids_.size()));
+  page_start_.push_back(static_cast<int32_t>(pages_.size()));
+  kv_length_.push_back(static_cast<int32_t>(end));
+  prompt_length_.push_back(static_cast<int32_t>(sequence.prompt_tokens()));
+  if (end < sequence.known()) return -1;
+  logit_rows_.push_back(static_cast<int32_t>(ids_.size()) - 1);
+  return static_cast<int32_t>(logit_rows_.size()) - 1;
+}
+
+Step StepBuilder::step() const {
+  return {.ids = ids_,
+          .positions = positions_,
+          .sequence_start = sequence_start_,
+          .kv_length = kv_length_,
+          .prompt_length = prompt_length_,
+          .page_start = page_start_,
+          .pages = pages_,
+          .logit_rows = logit_rows_};
+}
+
+}  // namespace maga

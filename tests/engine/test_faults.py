@@ -1,0 +1,122 @@
+"""What a failing step, a NaN and a missing page cost: the sequences concerned, and nobody else."""
+
+import numpy as np
+import pytest
+from maga_transformer import _core
+from simulation import World, testing
+
+Params = _core.SamplingParams
+PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("fault", ["throw:forward:2", "throw:sample:2", "throw:allocate:2"])
+def test_a_step_that_throws_ends_its_sequences_only(fault):
+    world = World()
+    harness = world.engine(fault=fault)
+    params = Params(max_new_tokens=5, seed=0)
+    for _ in range(2):
+        request = harness.submit(PROMPT, params, sequences=2)
+        outputs = harness.run()
+        for i in range(2):
+            assert outputs[request, i].finish == "error"
+            assert "the step failed" in outputs[request, i].error
+            assert "injected fault" in outputs[request, i].error
+    assert harness.generate(PROMPT, params).tokens == world.simulate(PROMPT, params).tokens
+    stats = harness.engine.stats()
+    assert (stats["failed"], stats["finished"]) == (2, 1)
+
+
+def test_requests_that_wait_survive_a_step_that_throws():
+    world = World(max_sequences=1, token_budget=8)
+    harness = world.engine(fault="throw:forward:1")
+    harness.control.hold()  # the fault comes before the step is held
+    params = Params(max_new_tokens=5, seed=0)
+    requests = [harness.submit(PROMPT, params) for _ in range(3)]
+    harness.control.release()
+    outputs = harness.run()
+    assert sorted(outputs[r, 0].finish for r in requests) == ["error", "length", "length"]
+
+
+def test_nan_logits_end_their_sequence_and_leave_no_page_behind():
+    world = World(pages=64)
+    harness = world.engine(fault="nan:forward:1")
+    params = Params(max_new_tokens=6, seed=0, logprobs=2)
+    harness.control.hold()
+    requests = [harness.submit([i, *PROMPT], params) for i in range(4)]
+    harness.control.release()
+    outputs = harness.run()
+    failed = [r for r in requests if outputs[r, 0].finish == "error"]
+    assert [outputs[r, 0].error for r in failed] == ["non-finite logits"]
+    for i, request in enumerate(requests):
+        if request not in failed:
+            assert outputs[request, 0].tokens == world.simulate([i, *PROMPT], params).tokens
+    i = requests.index(failed[0])
+    again = harness.generate([i, *PROMPT], params)
+    assert again.cached_tokens == 0
+    assert again.tokens == world.simulate([i, *PROMPT], params).tokens
+
+
+def test_a_poisoned_sequence_never_leaves_pages_in_the_cache():
+    # Token 13 makes every later row NaN, in prompts (of several chunks) and in outputs.
+    world = World(poison=13, token_budget=8, pages=64)
+    harness = world.engine()
+    params = Params(max_new_tokens=4, seed=1)
+    prefix = [1] * 8
+    harness.generate([*prefix, 2, 3], params)
+    request = harness.submit([13] * 30, params, sequences=3)
+    outputs = harness.run()
+    assert {outputs[request, i].error for i in range(3)} == {"non-finite logits"}
+    assert all(outputs[request, i].tokens == [] for i in range(3))
+    assert harness.generate([13] * 30, params).cached_tokens == 0
+    # It had found the first two pages; what cannot be trusted is not kept, so the next one computes them again.
+    assert harness.generate([*prefix, 13, 13], params).finish == "error"
+    again = harness.generate([*prefix, 2, 3], params)
+    assert again.cached_tokens == 0
+    assert again.tokens == world.simulate([*prefix, 2, 3], params).tokens
+
+
+def test_no_pages_means_preemption_not_failure():
+    world = World()
+    harness = world.engine(fault="no_pages:allocate:7")
+    params = Params(max_new_tokens=12, seed=0)
+    requests = [harness.submit([i, *PROMPT], params, sequences=2) for i in range(3)]
+    outputs = harness.run()
+    for i, request in enumerate(requests):
+        for stream in range(2):
+            assert outputs[request, stream].tokens == world.simulate([i, *PROMPT], params, stream).tokens
+    assert harness.engine.stats()["preemptions"] == 7
+
+
+def test_a_slow_step_counts_as_model_or_sample_time():
+    for place, figure in (("forward", "model_seconds"), ("sample", "sample_seconds")):
+        harness = World().engine(fault=f"slow:{place}:1")
+        harness.generate(PROMPT, Params(max_new_tokens=1))
+        stats = harness.engine.stats()
+        assert stats[figure] >= 0.5, "the fault sleeps for half a second"
+        assert stats["last_step_unix"] > 0
+
+
+def test_nothing_left_to_choose_is_an_error_of_that_sequence():
+    world = World(vocab=3)
+    harness = world.engine()
+    request = harness.submit([0, 1], Params(max_new_tokens=4, bad_words=[[0], [1], [2]]), sequences=2)
+    other = harness.submit([0, 1], Params(max_new_tokens=4, seed=0))
+    outputs = harness.run()
+    assert all("no token can be chosen" in outputs[request, i].error for i in range(2))
+    assert outputs[other, 0].tokens == world.simulate([0, 1], Params(max_new_tokens=4, seed=0)).tokens
+
+
+@pytest.mark.parametrize("fault", ["throw", "throw:forward", "throw:forward:0", "throw:forward:x", "nan:allocate:1", ":::"])
+def test_an_unknown_fault_is_refused(fault):
+    with pytest.raises(ValueError, match="fault"):
+        World().engine(fault=fault)
+
+
+def test_the_engine_refuses_a_model_twice():
+    model, _ = testing.fake_model(vocab=8, pages=8, page_tokens=4, tokens=8, sequences=4)
+    options = {"max_sequences": 4, "token_budget": 8, "max_queue": 4}
+    engine = _core.Engine(testing.fake_backend(), model, **options)
+    with pytest.raises(ValueError):
+        _core.Engine(testing.fake_backend(), model, **options)
+    engine.submit(np.array([1]), Params(max_new_tokens=1))
+    assert engine.drain(30.0)
