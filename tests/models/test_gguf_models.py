@@ -24,8 +24,10 @@ Q = gguf.GGMLQuantizationType
 def compare(model: torch.nn.Module, path: Path) -> _core.Program:
     with torch.no_grad():
         expected = model(torch.tensor([IDS])).logits[0].numpy()
-    runner = Runner(_core.reference_backend(), open_checkpoint(str(path)), length=len(IDS), tokens=len(IDS))
-    np.testing.assert_allclose(runner.logits(IDS), expected, rtol=0, atol=1e-4)
+    assert np.isfinite(expected).all() and np.abs(expected).max() > 0.5
+    for backend in (_core.reference_backend(), _core.cpu_backend(threads=1, quantize_activations=False)):
+        runner = Runner(backend, open_checkpoint(str(path)), length=len(IDS), tokens=len(IDS))
+        np.testing.assert_allclose(runner.logits(IDS), expected, rtol=0, atol=1e-4, err_msg=backend.describe())
     return runner.program
 
 
@@ -55,6 +57,18 @@ def test_mixed_types_of_one_layer(tmp_path: Path) -> None:
     names = [name for name, _, _ in program.weights if ".0.self_attn." in name]
     prefix = "model.layers.0.self_attn"
     assert names == [f"{prefix}.(q_proj|k_proj).weight", f"{prefix}.v_proj.weight", f"{prefix}.o_proj.weight"]
+
+
+def test_k_quants(tmp_path: Path) -> None:
+    """A mixture of all five, as Q4_K_M and Q2_K files have them."""
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 8}
+    model = tiny_model("llama", tmp_path / "folder", **sizes)
+    kinds = {"attn_v": Q.Q6_K, "ffn_down": Q.Q5_K, "attn_output": Q.Q2_K, "ffn_up": Q.Q3_K, "ffn_gate": Q.Q3_K}
+    path = gguf_from_model(model, tmp_path / "model.gguf", lambda name: kinds.get(name.split(".")[-2], Q.Q4_K))
+    compare(model, path)
+    assert {open_checkpoint(str(path)).dtype(name) for name in open_checkpoint(str(path)).names()} == {
+        "fp32", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k",
+    }  # fmt: skip
 
 
 def test_llama3_scaling_as_divisors(tmp_path: Path) -> None:
