@@ -107,6 +107,14 @@ def write_gguf(
     return path
 
 
+# K-quants: where a block keeps its fp16 scales (and that of the minimums), and values for them.
+_K_SCALES = {
+    "Q2_K": {80: 4e-3, 82: 6e-3},
+    "Q3_K": {108: 1e-3},
+    "Q4_K": {0: 2e-4, 2: 1.5e-3},
+    "Q5_K": {0: 1e-4, 2: 1.5e-3},
+    "Q6_K": {208: 6.2e-5},
+}
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 _GGUF_NAMES = {
     "model.embed_tokens": "token_embd",
@@ -149,20 +157,17 @@ def gguf_from_model(
             stored = f"blk.{layer}.{_GGUF_NAMES[module]}.{kind}"
         else:
             stored = f"{_GGUF_NAMES[base]}.{kind}"
-        values = parameter.numpy()
-        gguf_type = quantize(stored) if quantize is not None and values.ndim == 2 else None
-        if gguf_type is not None:
-            kept = gguf.quants.dequantize(gguf.quants.quantize(values, gguf_type), gguf_type)
-            parameter.copy_(torch.from_numpy(kept))
-            values = kept
+        kind_wanted = quantize(stored) if quantize is not None and parameter.ndim == 2 else None
+        if kind_wanted is None:
+            gguf_type, data = gguf.GGMLQuantizationType.F32, parameter.numpy()
+        else:
+            gguf_type, data = kind_wanted, _blocks(parameter.numpy(), kind_wanted)
+            parameter.copy_(torch.from_numpy(gguf.quants.dequantize(data, gguf_type)))
         if architecture == "llama" and ("attn_q." in stored or "attn_k." in stored):
             heads = config.num_attention_heads if "attn_q." in stored else config.num_key_value_heads
-            rows = values.shape[0] // heads
-            values = values.reshape(heads, 2, rows // 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
-        if gguf_type is not None:
-            tensors[stored] = (gguf.quants.quantize(np.ascontiguousarray(values), gguf_type), gguf_type)
-        else:
-            tensors[stored] = (np.ascontiguousarray(values, np.float32), gguf.GGMLQuantizationType.F32)
+            rows = data.shape[0] // heads
+            data = data.reshape(heads, 2, rows // 2, *data.shape[1:]).swapaxes(1, 2).reshape(data.shape)
+        tensors[stored] = (np.ascontiguousarray(data), gguf_type)
     base_metadata = {
         f"{architecture}.context_length": config.max_position_embeddings,
         f"{architecture}.embedding_length": config.hidden_size,
@@ -174,6 +179,18 @@ def gguf_from_model(
         f"{architecture}.rope.freq_base": float(config.rope_parameters["rope_theta"]),
     }
     return write_gguf(path, {**base_metadata, **metadata}, tensors, architecture=architecture)
+
+
+def _blocks(values: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
+    """The values quantised; for K-quants, which gguf cannot make, random blocks of about the size of usual weights."""
+    if kind.name not in _K_SCALES:
+        return gguf.quants.quantize(values, kind)
+    elements, nbytes = gguf.GGML_QUANT_SIZES[kind]
+    rows, columns = values.shape
+    blocks = np.random.default_rng(rows).integers(0, 256, (rows, columns // elements, nbytes), dtype=np.uint8)
+    for place, scale in _K_SCALES[kind.name].items():
+        blocks[:, :, place : place + 2] = np.array([scale], np.float16).view(np.uint8)
+    return blocks.reshape(rows, -1)
 
 
 def demo_folder(gguf_file: Path, folder: Path) -> Path:

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import edit_config, tiny_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from maga_transformer import _core
 from maga_transformer.checkpoint import open_checkpoint
 from maga_transformer.models import build_program, families
@@ -200,3 +202,37 @@ def test_config_is_json(llama: Path) -> None:
     (llama / "config.json").write_text(json.dumps(config) + "}")
     with pytest.raises(ValueError, match=r"config\.json: not valid JSON"):
         build(llama)
+
+
+ODD = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 200),
+    st.sampled_from([10**9, 2**70]),
+    st.floats(),
+    st.text(max_size=3),
+    st.lists(st.integers(0, 3), max_size=3),
+    st.dictionaries(
+        st.sampled_from(["type", "rope_type", "factor", "rope_theta"]), st.sampled_from(["yarn", "linear", 2, 0, None, []])
+    ),
+)
+KEYS = [
+    "architectures", "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "rms_norm_eps", "hidden_act", "tie_word_embeddings", "rope_parameters", "rope_scaling",
+    "rope_theta", "max_position_embeddings", "attention_bias", "mlp_bias", "layer_types", "use_sliding_window", "sliding_window",
+    "max_window_layers", "quantization_config", "partial_rotary_factor", "original_max_position_embeddings",
+]  # fmt: skip
+
+
+@settings(max_examples=400, deadline=None)
+@given(changes=st.dictionaries(st.sampled_from(KEYS), ODD, min_size=1, max_size=3), kind=st.sampled_from(["llama", "qwen2"]))
+def test_odd_configs_build_or_are_refused(changes: dict, kind: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.getbasetemp() / f"odd-{kind}"
+    if not folder.exists():
+        tiny_model(kind, folder)
+    checkpoint = open_checkpoint(str(folder))
+    checkpoint.config.update(changes)
+    try:
+        build_program(checkpoint)
+    except ValueError as error:
+        assert str(folder) in str(error)

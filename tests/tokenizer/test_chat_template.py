@@ -105,6 +105,12 @@ def test_failures_are_value_errors_with_the_reason(template: str, message: str) 
         tokenizer_with(template).apply_chat_template(MESSAGES)
 
 
+@pytest.mark.parametrize("name", ["messages", "bos_token"])
+def test_variables_do_not_replace_the_messages(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} cannot be set"):
+        tokenizer_with("x").apply_chat_template(MESSAGES, **{name: []})
+
+
 def test_no_template() -> None:
     inner = HuggingFaceTokenizer(models.BPE(vocab={"a": 0}, merges=[]))
     tokenizer = Tokenizer(inner, SpecialTokens())

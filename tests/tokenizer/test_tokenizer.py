@@ -84,6 +84,17 @@ def test_a_tokenizer_of_another_place(demo: Tokenizer, demo_gguf: Path, demo_fol
         assert load_tokenizer(str(path), checkpoint).encode(TEXTS[5]) == demo.encode(TEXTS[5])
     with pytest.raises(FileNotFoundError, match="nowhere: no such"):
         load_tokenizer("nowhere", checkpoint)
+    with pytest.raises(ValueError, match=r"config\.json: expected a folder with tokenizer\.json"):
+        load_tokenizer(str(demo_folder / "config.json"), checkpoint)
+
+
+def test_what_is_no_text_or_id(demo: Tokenizer) -> None:
+    with pytest.raises(ValueError, match="lone surrogate"):
+        demo.encode("a\ud800b")
+    for token in (-1, 10**12):
+        with pytest.raises(ValueError, match="token id is negative or beyond"):
+            demo.decode([token])
+    assert demo.decode([10**6]) == ""
 
 
 def test_token_bytes_make_the_text(demo: Tokenizer) -> None:

@@ -24,70 +24,93 @@ _KEYS = {
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     "max_position_embeddings": "context_length",
     "sliding_window": "attention.sliding_window",
+    "rope_theta": "rope.freq_base",
 }
-_YARN_KEYS = {"beta_fast": "rope.scaling.yarn_beta_fast", "beta_slow": "rope.scaling.yarn_beta_slow"}
+_YARN_KEYS = {
+    "original_max_position_embeddings": "rope.scaling.original_context_length",
+    "beta_fast": "rope.scaling.yarn_beta_fast",
+    "beta_slow": "rope.scaling.yarn_beta_slow",
+}
+
+
+class _Keys:
+    """The metadata of one architecture, by the part of the key after its prefix."""
+
+    def __init__(self, path: str, metadata: dict[str, Any]) -> None:
+        self.path = path
+        self.architecture = metadata["general.architecture"]
+        self._metadata = metadata
+
+    def number(self, key: str) -> int | float | None:
+        """None where the file has no such key."""
+        full = f"{self.architecture}.{key}"
+        value = self._metadata.get(full)
+        if isinstance(value, list):
+            raise ValueError(f"{self.path}: {full} differs between layers, which is not supported")
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise ValueError(f"{self.path}: {full} is {value!r}, expected a number")
+        return value
+
+    def numbers(self, keys: dict[str, str]) -> dict[str, int | float]:
+        """`keys` maps names of ours to theirs; absent ones are left out."""
+        found = {ours: self.number(theirs) for ours, theirs in keys.items()}
+        return {ours: value for ours, value in found.items() if value is not None}
+
+    def count(self, key: str, default: int | None = None) -> int:
+        value = self.number(key)
+        value = default if value is None else value
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{self.path}: {self.architecture}.{key} is {value!r}, expected an integer from 1")
+        return value
+
+    def text(self, key: str) -> str | None:
+        value = self._metadata.get(f"{self.architecture}.{key}")
+        return None if value is None else str(value)
 
 
 def hugging_face_config(
     path: str, metadata: dict[str, Any], shapes: dict[str, tuple[int, ...]], tables: dict[str, npt.NDArray[Any]]
 ) -> dict[str, Any]:
     """`shapes` are the model's tensors by Hugging Face name, `tables` the stored rope tables."""
-    architecture = metadata["general.architecture"]
-    if architecture not in ARCHITECTURES:
-        return {"architectures": [architecture], "model_type": architecture}
-
-    def read(key: str, default: Any = None) -> Any:
-        return metadata.get(f"{architecture}.{key}", default)
-
-    name, model_type = ARCHITECTURES[architecture]
-    config: dict[str, Any] = {"architectures": [name], "model_type": model_type}
-    for ours, theirs in _KEYS.items():
-        value = read(theirs)
-        if isinstance(value, list):
-            raise ValueError(f"{path}: {architecture}.{theirs} differs between layers, which is not supported")
-        if value is not None:
-            config[ours] = value
-    if read("expert_count", 0):
-        config["architectures"], config["model_type"] = ["MixtralForCausalLM"], "mixtral"
-    if architecture == "llama" and config.get("sliding_window"):
-        config["architectures"], config["model_type"] = ["MistralForCausalLM"], "mistral"
-    heads = config.get("num_attention_heads")
-    if not isinstance(heads, int) or heads < 1:
-        raise ValueError(f"{path}: {architecture}.attention.head_count is {heads!r}")
-    kv_heads = config.setdefault("num_key_value_heads", heads)
-    if not isinstance(kv_heads, int) or kv_heads < 1:
-        raise ValueError(f"{path}: {architecture}.attention.head_count_kv is {kv_heads!r}")
+    keys = _Keys(path, metadata)
+    if keys.architecture not in ARCHITECTURES:
+        return {"architectures": [keys.architecture], "model_type": keys.architecture}
+    name, model_type = ARCHITECTURES[keys.architecture]
+    if keys.number("expert_count"):
+        name, model_type = "MixtralForCausalLM", "mixtral"
+    elif keys.architecture == "llama" and keys.number("attention.sliding_window"):
+        name, model_type = "MistralForCausalLM", "mistral"
+    config: dict[str, Any] = {"architectures": [name], "model_type": model_type, "hidden_act": "silu", **keys.numbers(_KEYS)}
+    heads = keys.count("attention.head_count")
+    config["num_key_value_heads"] = keys.count("attention.head_count_kv", heads)
     if "model.embed_tokens.weight" in shapes:
         config["vocab_size"] = shapes["model.embed_tokens.weight"][0]
     config["tie_word_embeddings"] = "lm_head.weight" not in shapes
     config["attention_bias"] = "model.layers.0.self_attn.q_proj.bias" in shapes
     config["mlp_bias"] = "model.layers.0.mlp.gate_proj.bias" in shapes
-    config["hidden_act"] = "silu"
-    config["rope_theta"] = read("rope.freq_base", 10000.0)
-    rotary = read("rope.dimension_count")
-    head_dim = config.get("head_dim") or config.get("hidden_size", 0) // heads
-    if rotary is not None and head_dim and rotary != head_dim:
-        config["partial_rotary_factor"] = rotary / head_dim
-    scaling = _rope_scaling(path, read, tables)
+    rotary, head_dim = keys.number("rope.dimension_count"), keys.number("attention.key_length")
+    head_dim = head_dim or keys.count("embedding_length") // heads
+    if rotary is not None and rotary != head_dim:
+        config["partial_rotary_factor"] = rotary / max(head_dim, 1)
+    scaling = _rope_scaling(keys, tables)
     if scaling:
         config["rope_scaling"] = scaling
     return config
 
 
-def _rope_scaling(path: str, read: Any, tables: dict[str, npt.NDArray[Any]]) -> dict[str, Any]:
-    kind = read("rope.scaling.type", "none")
-    factor = read("rope.scaling.factor", read("rope.scale_linear", 1.0))
+def _rope_scaling(keys: _Keys, tables: dict[str, npt.NDArray[Any]]) -> dict[str, Any]:
     if "rope_freqs.weight" in tables:  # llama3 scaling, already worked out by the converter
         return {"rope_type": "divisors", "divisors": tables["rope_freqs.weight"].astype(float).tolist()}
-    if kind == "yarn":
-        scaling = {"rope_type": "yarn", "factor": factor}
-        original = read("rope.scaling.original_context_length")
-        if original:
-            scaling["original_max_position_embeddings"] = original
-        scaling.update({ours: read(theirs) for ours, theirs in _YARN_KEYS.items() if read(theirs) is not None})
-        return scaling
-    if kind == "linear" or (kind == "none" and factor != 1.0 and read("rope.scaling.type") is None):
-        return {"rope_type": "linear", "factor": factor} if factor != 1.0 else {}
-    if kind != "none":
-        raise ValueError(f"{path}: rope scaling type {kind!r} is not supported (supported: none, linear, yarn)")
-    return {}
+    kind = keys.text("rope.scaling.type")
+    if kind is None:  # files from before that key
+        factor = keys.number("rope.scale_linear")
+        return {"rope_type": "linear", "factor": factor} if factor not in (None, 1) else {}
+    factor = keys.number("rope.scaling.factor")
+    if kind == "none" or (kind == "linear" and factor in (None, 1)):
+        return {}
+    if kind not in ("linear", "yarn") or keys.number("rope.scaling.attn_factor") not in (None, 1):
+        raise ValueError(
+            f"{keys.path}: rope scaling type {kind!r}, with attn_factor {keys.number('rope.scaling.attn_factor')}, "
+            "is not supported (supported: none, linear and yarn without it)"
+        )
+    return {"rope_type": kind, "factor": factor, **(keys.numbers(_YARN_KEYS) if kind == "yarn" else {})}

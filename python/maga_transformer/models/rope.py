@@ -82,6 +82,8 @@ def read_rope(config: ModelConfig, head_dim: int, *, theta: float = 10000.0) -> 
             frequencies = frequencies / factor
             extended = int(positions * factor)
         elif kind == "dynamic":
+            if rotary_dim == 2:
+                raise ValueError(f"{config.path}: rope type 'dynamic' needs more than 2 rotary dimensions")
             dynamic_factor = factor
             extended = int(positions * factor)
         elif kind == "llama3":

@@ -32,6 +32,8 @@ def load_tokenizer(path: str | None, checkpoint: Checkpoint) -> Tokenizer:
         raise FileNotFoundError(f"{path}: no such file or folder")
     if place.suffix == ".gguf":
         return _from_gguf(path, GgufFile(path).metadata, vocab_size)
+    if place.is_file() and place.name != "tokenizer.json":
+        raise ValueError(f"{path}: expected a folder with tokenizer.json, such a file, or a GGUF file")
     return _from_folder(place if place.is_dir() else place.parent, checkpoint.config, vocab_size)
 
 

@@ -73,11 +73,17 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """`add_special_tokens`: bos and eos as the model wants them around a plain text; chat templates write their own."""
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        except TypeError:  # half of a UTF-16 pair, as "\\ud800" in JSON gives it
+            raise ValueError("the text holds a lone surrogate, which is no character") from None
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Bytes that form no character become U+FFFD; ids outside the vocabulary add nothing."""
-        return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        try:
+            return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        except OverflowError:
+            raise ValueError("a token id is negative or beyond any vocabulary") from None
 
     def decode_stream(self, skip_special_tokens: bool = True) -> DecodeStream:
         """Joined, its pieces and its `finish` equal `decode` of all ids."""
@@ -103,6 +109,7 @@ class Tokenizer:
     def apply_chat_template(
         self,
         messages: Sequence[Message],
+        /,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         **variables: Any,
@@ -113,7 +120,8 @@ class Tokenizer:
         if name not in self._templates:
             raise ValueError("the model has no chat template: give one, or send a plain prompt")
         for reserved in ("messages", *self._special.texts):
-            variables.pop(reserved, None)
+            if reserved in variables:
+                raise ValueError(f"{reserved} cannot be set as a variable of the chat template")
         return self._templates[name].render(
             messages,
             **self._special.texts,
