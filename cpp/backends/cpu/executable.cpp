@@ -11,7 +11,10 @@ namespace {
 
 constexpr int64_t kAlignment = 64;
 // Floats below which waking the other threads costs more than it brings, and floats of a share.
-constexpr int64_t kWorthThreads = 32 * 1024, kShare = 8 * 1024;
+constexpr int64_t kWorthThreads = 8 * 1024, kShare = 4 * 1024;
+// A float that is rotated and written into a page, in floats that are only read and written: keys lie transposed in their pages,
+// so each touches a cache line of its own.
+constexpr int64_t kPrepareCost = 4;
 // For the states of row blocks that are split over threads. Touched only as far as long contexts need it.
 constexpr int64_t kPartialFloats = 8 * 1024 * 1024;
 // Tokens whose keys are prepared at once, before they go to the pages.
@@ -206,7 +209,7 @@ void CpuExecutable::run(const PrepareQkv& op) {
                      .turns = turns.tokens() + first});
     }
   };
-  over_rows(op.q, op.q.width + op.k.width + op.v.width, [&](int64_t begin, int64_t total, int thread) {
+  over_rows(op.q, kPrepareCost * (op.q.width + op.k.width + op.v.width), [&](int64_t begin, int64_t total, int thread) {
     for (int64_t first = begin; first < begin + total; first += kPrepareTokens) {
       const int64_t count = std::min(kPrepareTokens, begin + total - first);
       prepare(at(op.q) + first * q_stride, q_stride, first, count, op.heads, op.q_norm);
