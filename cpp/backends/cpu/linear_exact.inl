@@ -60,9 +60,10 @@ inline F load_dense(const float* p) { return load(p); }
 inline F load_dense(const Half* p) { return load_half(&p->bits); }
 inline F load_dense(const Bfloat* p) { return load_bfloat(&p->bits); }
 
-// `values`: one pointer a panel. Two panels share each broadcast activation where the registers allow it.
+// `values`: one pointer a panel. Two panels share each broadcast activation where the registers allow it. `next`: bytes from here
+// to the values to prefetch.
 template <typename T, int kPanels, int kTokens>
-void dense_tile(const void* const* values, int64_t cols, const float* x, bool resume, TileSums sums) {
+void dense_tile(const void* const* values, int64_t cols, const float* x, bool resume, TileSums sums, int64_t next) {
   const T* row[kPanels];
   for (int p = 0; p < kPanels; ++p) row[p] = static_cast<const T*>(values[p]);
   Accumulators<kPanels, kTokens> a;
@@ -70,9 +71,11 @@ void dense_tile(const void* const* values, int64_t cols, const float* x, bool re
   for (int64_t col = 0; col < cols; ++col, x += kTokens) {
     F w[kPanels * kVectors];
 #pragma GCC unroll 2
-    for (int p = 0; p < kPanels; ++p)
+    for (int p = 0; p < kPanels; ++p) {
+      prefetch(reinterpret_cast<const std::byte*>(row[p] + col * kPanelRows) + next);
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) w[p * kVectors + v] = load_dense(row[p] + col * kPanelRows + v * kLanes);
+    }
     a.add_column(w, x);
   }
   a.end(sums);
@@ -93,6 +96,7 @@ template <class Codes, typename Take>
     }
     const std::byte* codes = panel + w.codes_at + col / Codes::kColumns * kPanelRows * 4;
     for (int64_t step = 0; step < w.unit; step += Codes::kColumns, codes += kPanelRows * 4) {
+      prefetch(codes + w.panel_bytes);
       I words[kVectors];
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) words[v] = load_words(codes + v * kLanes * 4);
@@ -119,12 +123,13 @@ void codes_tile(const PackedMatrix& w, const std::byte* panel, const float* x, T
 }
 
 template <int kPanels>
-void dense_tile_for(Form form, int count, const void* const* values, int64_t cols, const float* x, bool resume, TileSums sums) {
+void dense_tile_for(Form form, int count, const void* const* values, int64_t cols, const float* x, bool resume, TileSums sums,
+                    int64_t next) {
   with_count<kExactTile>(count, [&](auto c) {
     switch (form) {
-      case Form::f16: return dense_tile<Half, kPanels, c.value>(values, cols, x, resume, sums);
-      case Form::bf16: return dense_tile<Bfloat, kPanels, c.value>(values, cols, x, resume, sums);
-      default: return dense_tile<float, kPanels, c.value>(values, cols, x, resume, sums);
+      case Form::f16: return dense_tile<Half, kPanels, c.value>(values, cols, x, resume, sums, next);
+      case Form::bf16: return dense_tile<Bfloat, kPanels, c.value>(values, cols, x, resume, sums, next);
+      default: return dense_tile<float, kPanels, c.value>(values, cols, x, resume, sums, next);
     }
   });
 }
@@ -157,6 +162,7 @@ void exact_panels(const LinearTask& task, const std::byte* const* panels, Range 
   const int64_t cols = filled_cols(w);
   const auto* x = reinterpret_cast<const float*>(task.activations);
   const int64_t value_bytes = w.form == Form::f32 ? 4 : 2;
+  const int64_t next = w.unit ? 0 : kPanels * w.panel_bytes;
   alignas(64) float chunk[kPanels][kChunk * kPanelRows];
   for (int64_t begin = 0; begin < cols; begin += kChunk) {
     const int64_t end = begin + kChunk < cols ? begin + kChunk : cols;
@@ -169,7 +175,7 @@ void exact_panels(const LinearTask& task, const std::byte* const* panels, Range 
       const int count = tile_count_at(task, t);
       const int64_t first = t * kExactTile;
       dense_tile_for<kPanels>(w.form, count, values, end - begin, x + first * cols + begin * count, begin > 0,
-                              {sums.data + (first - tiles.begin * kExactTile) * sums.stride, sums.stride});
+                              {sums.data + (first - tiles.begin * kExactTile) * sums.stride, sums.stride}, next);
     }
   }
 }

@@ -73,7 +73,7 @@ void quantized_tile(const PackedMatrix& w, const std::byte* panel, const std::by
   const std::byte* scales = panel;
   const std::byte* offsets = panel + w.offset_at;
   const bool half_scales = w.half_scales, has_offset = w.has_offset;
-  const int64_t units = w.units, group_units = w.group_units;
+  const int64_t units = w.units, group_units = w.group_units, panel_bytes = w.panel_bytes;
   F acc[kVectors][kTokens];
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v)
@@ -93,6 +93,10 @@ void quantized_tile(const PackedMatrix& w, const std::byte* panel, const std::by
 #pragma GCC unroll 8
       for (int s = 0; s < kSteps; ++s) c[s][v] = Codes::load(codes + (s * kPanelRows + v * kLanes) * 4);
     }
+    // The same unit of the next panel.
+#pragma GCC unroll 8
+    for (int s = 0; s < kSteps; ++s) prefetch(codes + s * kPanelRows * 4 + panel_bytes);
+    prefetch(scales + panel_bytes);
 #pragma GCC unroll 16
     for (int first = 0; first < kTokens; first += kAtOnce) {
       typename Codes::Sum sum[kVectors][kAtOnce];
