@@ -61,8 +61,6 @@ void prepare_quantized(const PackedMatrix& w, const float* x, int64_t x_stride, 
   (w.unit == 32 ? quantize_tokens<32> : quantize_tokens<16>)(w, x, x_stride, tokens, range, out);
 }
 
-constexpr int64_t kPrefetchBytes = 4096;  // of the codes ahead; less came too late, on Emerald Rapids
-
 template <class Codes, int kUnit, int kTokens>
 void quantized_tile(const PackedMatrix& w, const std::byte* panel, const std::byte* activations, TileSums sums) {
   constexpr int kSteps = kUnit / Codes::kColumns;
@@ -82,9 +80,6 @@ void quantized_tile(const PackedMatrix& w, const std::byte* panel, const std::by
 
   int64_t left = group_units;
   for (int64_t u = 0; u < units; ++u, blocks += kTokens, codes += kSteps * kPanelRows * 4) {
-    // The hardware's own prefetching stops at page ends and hides too little of the memory behind the arithmetic.
-#pragma GCC unroll 8
-    for (int s = 0; s < kSteps; ++s) __builtin_prefetch(codes + kPrefetchBytes + s * kPanelRows * 4);
     Codes c[kSteps][kVectors];
     F scale[kVectors];
 #pragma GCC unroll 4
