@@ -246,3 +246,8 @@ class Engine:
     def drain(self, timeout_seconds: float) -> bool: ...
     def stats(self) -> dict[str, Any]:
         """EngineStats of cpp/engine/engine.h, field by field."""
+
+# --- tests (cpp/bindings/bind_testing.cpp) ----------------------------------------------------------------------
+
+testing: Any
+"""The parts of the engine one by one, and a model whose output a test can predict. Nothing outside tests/ uses it."""
