@@ -233,6 +233,14 @@ def test_metadata_that_is_refused(changes: dict[str, Any], message: str, tmp_pat
     assert "odd.gguf" in str(error.value)
 
 
+def test_ids_of_roles_that_are_not_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        found = gguf_tokenizer(
+            tmp_path / "bpe.gguf", {**bpe_metadata("gpt-2", ["a b"]), "tokenizer.ggml.padding_token_id": 2**32 - 1}
+        )
+    assert found.pad_id is None and "padding_token_id is 4294967295" in caplog.text
+
+
 def test_no_pre_tokenizer_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         found = gguf_tokenizer(tmp_path / "old.gguf", bpe_metadata(None, ["a b"]))
@@ -281,6 +289,11 @@ def test_tokens_that_only_the_config_has(tmp_path: Path) -> None:
     for skip in (True, False):
         stream = found.decode_stream(skip)
         assert found.decode(ids, skip) == "".join(stream.step(token) or "" for token in ids) + stream.finish() == text
+
+
+def test_added_tokens_out_of_place(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"tokenizer_config\.json: added token '<x>' is given the id 300, its place is 258"):
+        byte_level_folder(tmp_path, {"added_tokens_decoder": {"300": {"content": "<x>", "special": True}}})
 
 
 def test_damaged_folders(tmp_path: Path) -> None:

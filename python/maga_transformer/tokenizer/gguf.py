@@ -45,11 +45,13 @@ class GgufVocabulary:
         value = self.metadata.get(f"tokenizer.ggml.{role}_token_id")
         if value is None:
             return None
-        if not isinstance(value, int) or not 0 <= value < len(self.tokens):
-            raise ValueError(
-                f"{self.path}: tokenizer.ggml.{role}_token_id is {value!r}, the vocabulary has {len(self.tokens)} tokens"
-            )
-        return value
+        if isinstance(value, int) and 0 <= value < len(self.tokens):
+            return value
+        message = f"{self.path}: tokenizer.ggml.{role}_token_id is {value!r}, the vocabulary has {len(self.tokens)} tokens"
+        if role == "eos":  # without it answers would not end; files that have no use for another role write -1 or the like
+            raise ValueError(message)
+        log.warning("%s; it is ignored", message)
+        return None
 
     def flag(self, key: str, default: bool) -> bool:
         value = self.metadata.get(f"tokenizer.ggml.{key}", default)
@@ -70,8 +72,17 @@ def build_tokenizer(vocabulary: GgufVocabulary) -> Tokenizer:
     plain = [token for token, kind in zip(v.tokens, v.types, strict=True) if kind == _USER_DEFINED and token]
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
     tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in plain])
-    _add_template(tokenizer, v, add_bos)
+    bos = v.id_of("bos") if v.flag("add_bos_token", add_bos) else None
+    eos = v.id_of("eos") if v.flag("add_eos_token", False) else None
+    surround(tokenizer, bos, eos)
     return tokenizer
+
+
+def surround(tokenizer: Tokenizer, bos: int | None, eos: int | None) -> None:
+    """From now on every text that is encoded with special tokens begins with `bos` and ends with `eos`."""
+    used = [(name, token) for name, token in (("<bos>", bos), ("<eos>", eos)) if token is not None]
+    parts = ["<bos>"] * (bos is not None) + ["$A"] + ["<eos>"] * (eos is not None)
+    tokenizer.post_processor = processors.TemplateProcessing(single=" ".join(parts), special_tokens=used)
 
 
 def _byte_level(v: GgufVocabulary) -> tuple[Tokenizer, bool]:
@@ -142,16 +153,3 @@ def _merges_from_scores(v: GgufVocabulary, vocab: dict[str, int]) -> list[tuple[
         ranked.extend((-score, left_id, right_id, left, right) for left_id, right_id, left, right in known)
     ranked.sort()
     return [(left, right) for _, _, _, left, right in ranked]
-
-
-def _add_template(tokenizer: Tokenizer, v: GgufVocabulary, add_bos: bool) -> None:
-    """Puts bos before and eos after a text, as the file asks."""
-    before, after, used = "", "", []
-    for role, default in (("bos", add_bos), ("eos", False)):
-        token_id = v.id_of(role)
-        if token_id is None or not v.flag(f"add_{role}_token", default):
-            continue
-        used.append((f"<{role}>", token_id))
-        before, after = (f"<{role}> ", after) if role == "bos" else (before, f" <{role}>")
-    if used:
-        tokenizer.post_processor = processors.TemplateProcessing(single=f"{before}$A{after}", special_tokens=used)

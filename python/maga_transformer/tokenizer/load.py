@@ -5,13 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import processors
 
 from maga_transformer.chat_template import ChatTemplate
 from maga_transformer.checkpoint import Checkpoint, GgufCheckpoint
 from maga_transformer.checkpoint.files import read_json_object
 from maga_transformer.checkpoint.gguf_file import GgufFile
-from maga_transformer.tokenizer.gguf import GgufVocabulary, build_tokenizer
+from maga_transformer.tokenizer.gguf import GgufVocabulary, build_tokenizer, surround
 from maga_transformer.tokenizer.tokenizer import SpecialTokens, Tokenizer
 
 _ROLES = ("bos", "eos", "unk", "pad", "sep", "cls", "mask")
@@ -48,11 +47,12 @@ def _from_folder(folder: Path, model_config: dict[str, Any], vocab_size: int | N
     except Exception as error:  # the library raises Exception itself
         raise ValueError(f"{file}: {error}") from None
     config = _optional_object(folder / "tokenizer_config.json")
-    _add_tokens(tokenizer, config)
+    _add_tokens(tokenizer, config.get("added_tokens_decoder"), str(folder / "tokenizer_config.json"))
     texts = {f"{role}_token": text for role in _ROLES if (text := _token_text(config.get(f"{role}_token"))) is not None}
     ids = {role: tokenizer.token_to_id(texts[f"{role}_token"]) for role in _ROLES if f"{role}_token" in texts}
-    if "add_bos_token" in config or "add_eos_token" in config:
-        _set_template(tokenizer, config, ids)
+    if "add_bos_token" in config or "add_eos_token" in config:  # they overrule tokenizer.json
+        asked = {role: ids.get(role) if config.get(f"add_{role}_token") is True else None for role in ("bos", "eos")}
+        surround(tokenizer, asked["bos"], asked["eos"])
     generation = _optional_object(folder / "generation_config.json")
     eos = {ids.get("eos"), *_id_list(model_config.get("eos_token_id")), *_id_list(generation.get("eos_token_id"))}
     special = SpecialTokens(
@@ -108,27 +108,20 @@ def _id_list(value: object) -> list[int]:
     return [item for item in values if isinstance(item, int) and not isinstance(item, bool) and item >= 0]
 
 
-def _add_tokens(tokenizer: tokenizers.Tokenizer, config: dict[str, Any]) -> None:
+def _add_tokens(tokenizer: tokenizers.Tokenizer, listed: object, where: str) -> None:
     """Tokens of tokenizer_config.json that tokenizer.json lacks (older files)."""
-    listed = config.get("added_tokens_decoder")
     if not isinstance(listed, dict):
         return
     known = tokenizer.get_added_tokens_decoder()
-    for index, entry in sorted(((int(key), value) for key, value in listed.items() if key.isdigit()), key=lambda item: item[0]):
-        if index in known or not isinstance(entry, dict) or not isinstance(entry.get("content"), str):
+    missing = {int(key): entry for key, entry in listed.items() if key.isdecimal() and int(key) not in known}
+    for index, entry in sorted(missing.items(), key=lambda item: item[0]):
+        text = _token_text(entry)
+        if text is None or not isinstance(entry, dict):
             continue
         flags = {name: bool(entry.get(name, False)) for name in ("single_word", "lstrip", "rstrip", "normalized", "special")}
-        tokenizer.add_tokens([tokenizers.AddedToken(entry["content"], **flags)])
-
-
-def _set_template(tokenizer: tokenizers.Tokenizer, config: dict[str, Any], ids: dict[str, int | None]) -> None:
-    """bos before and eos after a text where the config asks for them; it overrules the file's post-processor."""
-    used = [
-        (f"<{role}>", ids[role]) for role in ("bos", "eos") if config.get(f"add_{role}_token") is True and ids.get(role) is not None
-    ]
-    names = [name for name, _ in used]
-    single = " ".join([*(["<bos>"] if "<bos>" in names else []), "$A", *(["<eos>"] if "<eos>" in names else [])])
-    tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=used)
+        tokenizer.add_tokens([tokenizers.AddedToken(text, **flags)])
+        if tokenizer.token_to_id(text) != index:
+            raise ValueError(f"{where}: added token {text!r} is given the id {index}, its place is {tokenizer.token_to_id(text)}")
 
 
 def _folder_templates(folder: Path, config: dict[str, Any]) -> dict[str, ChatTemplate]:
@@ -143,5 +136,8 @@ def _folder_templates(folder: Path, config: dict[str, Any]) -> dict[str, ChatTem
     for file in [folder / "chat_template.jinja", *sorted((folder / "additional_chat_templates").glob("*.jinja"))]:
         if file.is_file():
             name = "default" if file.parent == folder else file.stem
-            found[name] = ChatTemplate(file.read_text(encoding="utf-8"), str(file))
+            try:
+                found[name] = ChatTemplate(file.read_text(encoding="utf-8"), str(file))
+            except UnicodeDecodeError:
+                raise ValueError(f"{file}: the chat template is not UTF-8") from None
     return found
