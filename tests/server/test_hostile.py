@@ -51,6 +51,8 @@ RAW = [  # body, error code, a word of the message
     *[({"prompt": "a", "top_k": value}, 516, "top_k") for value in (-5, 3.5, True)],
     *[({"prompt": "a", "max_new_tokens": value}, 516, "max_new_tokens") for value in (0, -1, "5", 1.5, True)],
     ({"prompt": "a", "min_new_tokens": -1}, 516, "min_new_tokens"),
+    ({"prompt": "a", "min_new_tokens": 5, "max_new_tokens": 4}, 516, "min_new_tokens"),
+    ({"prompt": "a", "logprobs": 1}, 515, "logprobs"),
     ({"prompt": "a", "min_p": 2}, 516, "min_p"),
     ({"prompt": "a", "repetition_penalty": 0}, 516, "repetition_penalty"),
     ({"prompt": "a", "presence_penalty": 3}, 516, "presence_penalty"),

@@ -84,6 +84,8 @@ def test_mistakes_are_named(llm):
         llm.generate("a", tempratur=1)
     with pytest.raises(RequestError, match="512 tokens"):
         llm.generate("word " * 600)
+    with pytest.raises(RequestError, match="yield_generator"):
+        llm.generate("a", yield_generator=True)
     with pytest.raises(ConfigError, match="max_seq_len"):
         LLM(demo_model(), max_seq_length=5)
     with pytest.raises(FileNotFoundError):
