@@ -30,8 +30,8 @@ inline void with_count(int count, Use&& use) {
   offer(Count<6>{}), offer(Count<8>{}), offer(Count<12>{}), offer(Count<16>{});
 }
 
-// Into the second-level cache. Kernels ask for the panel after theirs while they work: the processor's own prefetching stops at
-// every page and part of a panel, and left the memory idle for half of a decode step.
+// Into the second-level cache. While a kernel works on one panel it asks for the next: left to the processor's own prefetching,
+// which stops at page ends, a decode step took twice as long.
 inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 inline F load_scale(const std::byte* scales, int lane, bool half) {
