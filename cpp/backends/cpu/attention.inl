@@ -1,6 +1,7 @@
 // The attention kernel, written once over Vec. Included inside an unnamed namespace after vec_math.inl.
 
 constexpr int64_t kVecsPerBlock = kBlockTokens / kLanes;
+static_assert(kTileRows <= kMaxTileRows);
 constexpr int kDirectRows = 12;      // up to here rows widen K/V as they read it; more pay for a copy in fp32
 constexpr float kLowest = -3.0e38f;  // the maximum of no scores: finite, so that differences are never NaN
 
