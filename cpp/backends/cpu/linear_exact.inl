@@ -83,7 +83,8 @@ void dense_tile(const void* const* values, int64_t cols, const float* x, bool re
 
 // Calls take(column, weights of the panel's 16 rows) for the columns [begin, end), both multiples of a unit.
 template <class Codes, typename Take>
-[[gnu::always_inline]] inline void dequantize(const PackedMatrix& w, const std::byte* panel, int64_t begin, int64_t end, Take&& take) {
+[[gnu::always_inline]] inline void dequantize(const PackedMatrix& w, const std::byte* panel, int64_t begin, int64_t end,
+                                              Take&& take) {
   const int64_t scale_bytes = w.half_scales ? 2 : 4;
   for (int64_t col = begin; col < end; col += w.unit) {
     const int64_t group = col / w.unit / w.group_units * kPanelRows;
@@ -118,7 +119,8 @@ template <class Codes, int kTokens>
 void codes_tile(const PackedMatrix& w, const std::byte* panel, const float* x, TileSums sums) {
   Accumulators<1, kTokens> a;
   a.begin(false, sums);
-  dequantize<Codes>(w, panel, 0, filled_cols(w), [&](int64_t col, const F(&values)[kVectors]) { a.add_column(values, x + col * kTokens); });
+  dequantize<Codes>(w, panel, 0, filled_cols(w),
+                    [&](int64_t col, const F(&values)[kVectors]) { a.add_column(values, x + col * kTokens); });
   a.end(sums);
 }
 

@@ -104,7 +104,8 @@ inline F activate(ActivationKind kind, F x) {
     case ActivationKind::silu: return times_sigmoid(x, x);
     case ActivationKind::gelu: return gelu(x);
     // (1 + tanh u) / 2 = sigmoid(2 u)
-    case ActivationKind::gelu_tanh: return times_sigmoid(x, mul(mul(x, set1(1.59576912f)), fma(mul(x, x), set1(0.044715f), set1(1.0f))));
+    case ActivationKind::gelu_tanh:
+      return times_sigmoid(x, mul(mul(x, set1(1.59576912f)), fma(mul(x, x), set1(0.044715f), set1(1.0f))));
     case ActivationKind::relu: return clamp(x, 0.0f, __builtin_inff());
   }
   return x;

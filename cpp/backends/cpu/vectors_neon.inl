@@ -26,7 +26,8 @@ inline F power_of_two(I n) { return vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(
 
 inline I load_words(const void* p) { return vld1q_s32(static_cast<const int32_t*>(p)); }
 inline I bits_of(I words, int shift, int mask) {
-  return vreinterpretq_s32_u32(vandq_u32(vshlq_u32(vreinterpretq_u32_s32(words), vdupq_n_s32(-shift)), vdupq_n_u32(static_cast<uint32_t>(mask))));
+  return vreinterpretq_s32_u32(
+      vandq_u32(vshlq_u32(vreinterpretq_u32_s32(words), vdupq_n_s32(-shift)), vdupq_n_u32(static_cast<uint32_t>(mask))));
 }
 
 // Four activations in every lane.
