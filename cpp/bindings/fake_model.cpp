@@ -1,3 +1,4 @@
+// One 64-bit entry per token in the pages, folded over a sequence into the seed of its logits.
 #include "bindings/fake_model.h"
 
 #include <algorithm>

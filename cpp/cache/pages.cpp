@@ -1,3 +1,4 @@
+// Counting holders; who evicts what is decided in prefix.cpp.
 #include "cache/pages.h"
 
 #include "core/check.h"

@@ -1,3 +1,4 @@
+// The index is a hash table whose buckets are chains through the entries, the eviction order a list through them: no allocation.
 #include "cache/prefix.h"
 
 #include <algorithm>

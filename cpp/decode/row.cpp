@@ -1,3 +1,4 @@
+// 4-lane passes over a row: its maximum, its sum of exponentials, its best tokens.
 #include "decode/row.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// The stages in the order in which the chain runs them.
 #include "decode/sampler.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// A stop string is searched in the bytes of the last tokens, so a cut inside a character or a word makes no difference.
 #include "decode/stop.h"
 
 #include <algorithm>

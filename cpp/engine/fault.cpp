@@ -1,3 +1,4 @@
+// The table of known faults is the only place that names them.
 #include "engine/fault.h"
 
 #include <charconv>

@@ -1,3 +1,4 @@
+// The phases of a step, in the order in which step() runs them.
 #include "engine/loop.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Every output ends exactly once: through end_output(), or through Loop::append with its last token.
 #include "engine/news.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// The ranges of SamplingParams: every message names the field, its value and what is valid.
 #include "engine/request.h"
 
 #include <cmath>

@@ -1,3 +1,4 @@
+// Two passes over the running sequences (decodes, prompts), then admission of the waiting ones.
 #include "engine/scheduler.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Ragged arrays, sequence after sequence.
 #include "engine/step_builder.h"
 
 namespace maga {

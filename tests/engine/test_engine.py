@@ -140,9 +140,10 @@ def test_without_a_seed_each_request_has_its_own():
     assert len({tuple(outputs[request, 0].tokens) for request in requests}) == 4
 
 
-def test_preempted_equals_undisturbed():
+@pytest.mark.parametrize("length_dependent_from", [0, 8, 16])
+def test_preempted_equals_undisturbed(length_dependent_from):
     # Five sequences of up to 44 tokens in a pool of 64.
-    world = World(pages=16, page_tokens=4, token_budget=16, max_sequences=8)
+    world = World(pages=16, page_tokens=4, token_budget=16, max_sequences=8, length_dependent_from=length_dependent_from)
     harness = world.engine()
     harness.control.hold()
     requests = {}
