@@ -123,12 +123,12 @@ int main(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "all";
   try {
     const std::vector<cpu::Isa> isas = argc > 2 ? std::vector{cpu::parse_isa(argv[2])} : cpu::usable_isas();
+    const std::string only = argc > 4 ? argv[4] : "";
     bool right = true;
     if (what != "time")
-      for (const cpu::Isa isa : isas) right &= check_linear(isa);
+      for (const cpu::Isa isa : isas) right &= check_linear(isa, what == "check" ? only : "");
     if (what == "check") return right ? 0 : 1;
     ThreadPool threads(argc > 3 ? std::atoi(argv[3]) : 0);
-    const std::string only = argc > 4 ? argv[4] : "";
     std::vector<int64_t> batches;
     for (int i = 5; i < argc; ++i) batches.push_back(std::max(1, std::atoi(argv[i])));
     if (batches.empty()) batches = {1, 2, 4, 8, 16, 32, 64, 512};

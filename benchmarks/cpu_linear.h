@@ -64,7 +64,7 @@ inline Canonical make_weight(const WeightCase& c, int64_t rows, int64_t cols, Ra
   return w;
 }
 
-// Returns whether every kernel agrees with the plain loops; prints what does not.
-bool check_linear(cpu::Isa isa);
+// Returns whether every kernel agrees with the plain loops; prints what does not. `only`: for weights whose name contains it.
+bool check_linear(cpu::Isa isa, const std::string& only);
 
 }  // namespace maga::bench

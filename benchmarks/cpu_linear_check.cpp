@@ -238,12 +238,12 @@ void check_call(Check& check, ThreadPool& threads, const WeightCase& weight_case
 
 }  // namespace
 
-bool check_linear(cpu::Isa isa) {
+bool check_linear(cpu::Isa isa, const std::string& only) {
   ThreadPool one(1), three(3);
   int failures = 0, cases = 0;
   for (const WeightCase& weight : kWeights)
     for (const Shape shape : kShapes) {
-      if (weight.group && shape.cols % weight.group) continue;
+      if ((weight.group && shape.cols % weight.group) || weight.name.find(only) == std::string::npos) continue;
       for (const bool quantize : {false, true})
         for (const bool gated : {false, true}) {
           if (quantize && weight.bits == 0) continue;

@@ -51,6 +51,8 @@ class Executable {
 
   // Bytes of buffers (not weights, not pages).
   virtual int64_t buffer_bytes() const = 0;
+  // Seconds spent in each op of program().ops since the load; empty where a backend does not measure them.
+  virtual std::vector<double> op_seconds() const { return {}; }
 };
 
 class Backend {

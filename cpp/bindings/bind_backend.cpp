@@ -75,7 +75,8 @@ void bind_executable(py::module_& m) {
           },
           py::arg("value"), py::arg("rows"))
       .def_property_readonly("program", [](const Executable& e) { return e.program(); })
-      .def_property_readonly("buffer_bytes", &Executable::buffer_bytes);
+      .def_property_readonly("buffer_bytes", &Executable::buffer_bytes)
+      .def_property_readonly("op_seconds", &Executable::op_seconds);
 }
 
 }  // namespace

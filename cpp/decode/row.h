@@ -1,4 +1,4 @@
-// Passes over one row of logits, written so that the compiler vectorises them.
+// Vectorised passes over one row of logits.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ struct RowScan {
 };
 RowScan scan(Row row);
 
-// exp(x) for x <= 0 with a relative error below 2e-7; 0 below -87. Without a call, so that loops over it vectorise.
+// exp(x) for x <= 0 with a relative error below 2e-7; 0 below -87.
 float exp_negative(float x);
 
 // Sum of exp(logit - max), added up in blocks; `blocks` (may be null) receives the sum of each run of kSumBlock logits.
@@ -29,6 +29,9 @@ struct Candidate {
   // Best first; equal logits by id, so that a result never depends on how it was computed.
   bool operator<(const Candidate& other) const { return logit > other.logit || (logit == other.logit && id < other.id); }
 };
+
+// All tokens whose logit is at least `bar`, by id.
+void tokens_from(Row row, float bar, std::vector<Candidate>* tokens);
 
 // The `count` best tokens of the row, best first, without sorting the row. Tokens at -infinity are never among them.
 void best_tokens(Row row, int64_t count, std::vector<Candidate>* best);

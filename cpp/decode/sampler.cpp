@@ -33,28 +33,26 @@ void edit_logits(MutableRow row, const SampleInput& input) {
   if (input.output_tokens < p.min_new_tokens) ban_tokens(row, p.stop_token_ids);
 }
 
-// All tokens at or above `bar`, by id.
-void tokens_above(Row row, float bar, std::vector<Candidate>* candidates) {
-  candidates->clear();
-  for (size_t i = 0; i < row.size(); ++i)
-    if (row[i] >= bar) candidates->push_back({static_cast<int32_t>(i), row[i]});
-}
-
-// Cuts unsorted candidates to the best whose exp(logit - max) add up to `mass`. Sorts no more of them than it must.
+// Cuts candidates in any order to the best whose exp(logit - max) add up to `mass`, best first: a quickselect by mass.
 void cut_at_mass(std::vector<Candidate>* candidates, float max, double mass) {
-  double sum = 0;
-  size_t sorted = 0;
-  for (size_t chunk = 32; sorted < candidates->size(); chunk *= 4) {
-    const size_t end = std::min(candidates->size(), sorted + chunk);
-    std::partial_sort(candidates->begin() + sorted, candidates->begin() + end, candidates->end());
-    for (; sorted < end; ++sorted) {
-      sum += exp_negative((*candidates)[sorted].logit - max);
-      if (sum >= mass) {
-        candidates->resize(sorted + 1);
-        return;
-      }
+  auto cut = candidates->begin(), end = candidates->end();  // all before `cut` are kept, none from `end` on
+  double sum = 0;                                           // of those before `cut`
+  while (end - cut > 32) {
+    const auto middle = cut + (end - cut) / 2;
+    std::nth_element(cut, middle, end);
+    double better = 0;
+    for (auto at = cut; at != middle; ++at) better += exp_negative(at->logit - max);
+    if (sum + better >= mass) {
+      end = middle;
+    } else {
+      sum += better;
+      cut = middle;
     }
   }
+  std::sort(cut, end);
+  while (cut != end && sum < mass) sum += exp_negative((cut++)->logit - max);
+  candidates->erase(cut, candidates->end());
+  std::sort(candidates->begin(), candidates->end());
 }
 
 int32_t draw_random(MutableRow row, float max, const SampleInput& input, SampleScratch* scratch) {
@@ -148,7 +146,7 @@ void top_p(Row row, float max, float p, std::vector<Candidate>* candidates) {
   // The 1e-4 is a margin for the rounding of `bar`.
   const double floor = (1.0 - p) / static_cast<double>(row.size()) * total;
   const float bar = floor > 0 ? max + static_cast<float>(std::log(floor) - 1e-4) : kBanned;
-  tokens_above(row, std::min(bar, max), candidates);
+  tokens_from(row, std::min(bar, max), candidates);
   cut_at_mass(candidates, max, p * total);
 }
 
@@ -160,7 +158,7 @@ void top_p(std::vector<Candidate>* candidates, float p) {
   cut_at_mass(candidates, max, p * total);
 }
 
-void min_p(Row row, float max, float p, std::vector<Candidate>* candidates) { tokens_above(row, max + std::log(p), candidates); }
+void min_p(Row row, float max, float p, std::vector<Candidate>* candidates) { tokens_from(row, max + std::log(p), candidates); }
 
 void min_p(std::vector<Candidate>* candidates, float p) {
   if (candidates->empty()) return;

@@ -92,14 +92,15 @@ struct Engine::State {
     const EngineStats& stats = loop.stats();
     {
       std::lock_guard lock(mutex);
-      const bool wake_poller = outbox.empty() && !loop.events.empty();
-      outbox.insert(outbox.end(), std::make_move_iterator(loop.events.begin()), std::make_move_iterator(loop.events.end()));
+      const bool wake_poller = outbox.empty() && !loop.news.events.empty();
+      outbox.insert(outbox.end(), std::make_move_iterator(loop.news.events.begin()),
+                    std::make_move_iterator(loop.news.events.end()));
       if (wake_poller) eventfd_write(event_fd, 1);
-      ended = loop.ended;
+      ended = loop.news.ended;
       all_ended = ended == accepted;
       published = stats;
     }
-    loop.events.clear();
+    loop.news.events.clear();
     if (all_ended) drained.notify_all();
   }
 
@@ -181,7 +182,7 @@ uint64_t Engine::submit(Request request) {
     std::lock_guard lock(state.mutex);
     MAGA_REQUIRE(params.stop_strings.empty() || state.vocabulary, "stop_strings cannot be used: the engine has no vocabulary");
     if (state.draining) throw Error(ErrorKind::busy, "the engine is draining: it takes no new requests");
-    const int64_t queued = state.accepted - state.loop.started.load(std::memory_order_relaxed);
+    const int64_t queued = state.accepted - state.loop.news.started.load(std::memory_order_relaxed);
     if (queued >= state.options.max_queue)
       throw Error(ErrorKind::busy, concat("the queue is full: ", queued, " requests wait (max_queue)"));
     accepted->id = static_cast<uint64_t>(++state.accepted);

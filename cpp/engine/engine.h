@@ -24,7 +24,7 @@ struct EngineStats {
   // Gauges.
   int64_t waiting = 0, running = 0;                                           // sequences
   int64_t pages_total = 0, pages_live = 0, pages_cached = 0, pages_free = 0;  // live + cached + free == total
-  // Counters since start.
+  // Counters since start. A request whose sequences end differently counts as failed before cancelled before finished.
   uint64_t requests = 0, finished = 0, cancelled = 0, failed = 0, preemptions = 0;
   uint64_t prompt_tokens = 0, cached_tokens = 0, output_tokens = 0;
   uint64_t steps = 0;

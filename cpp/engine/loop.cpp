@@ -64,16 +64,16 @@ void Loop::cancel(uint64_t request, int32_t index) {
     for (const auto& sequence : *queue) {
       if (sequence->ended || sequence->request->id != request) continue;
       if (index < 0)
-        end(sequence.get(), FinishReason::cancelled);
+        news.end(sequence.get(), FinishReason::cancelled);
       else
-        end_output(sequence.get(), index, FinishReason::cancelled, "");
+        news.end_output(sequence.get(), index, FinishReason::cancelled);
     }
   remove_ended();
 }
 
 void Loop::cancel_all() {
   for (Queue* queue : {&running_, &waiting_})
-    for (const auto& sequence : *queue) end(sequence.get(), FinishReason::cancelled);
+    for (const auto& sequence : *queue) news.end(sequence.get(), FinishReason::cancelled);
   remove_ended();
 }
 
@@ -106,7 +106,7 @@ void Loop::expire() {
   const auto now = Clock::now();
   for (Queue* queue : {&running_, &waiting_})
     for (const auto& sequence : *queue)
-      if (sequence->request->deadline <= now) end(sequence.get(), FinishReason::timeout);
+      if (sequence->request->deadline <= now) news.end(sequence.get(), FinishReason::timeout);
   remove_ended();
 }
 
@@ -142,9 +142,9 @@ void Loop::apply(const Plan& plan) {
   for (const int32_t victim : plan.preempted) preempt(running_[victim].get());
   if (plan.reject_first) {
     Sequence& first = *waiting_.front();
-    end(&first, FinishReason::error,
-        concat("a sequence of ", first.known(), " tokens can never fit into the K/V cache of ", scheduler_.rules().total_pages,
-               " pages of ", scheduler_.rules().page_tokens, " tokens"));
+    news.end(&first, FinishReason::error,
+             concat("a sequence of ", first.known(), " tokens can never fit into the K/V cache of ", scheduler_.rules().total_pages,
+                    " pages of ", scheduler_.rules().page_tokens, " tokens"));
   }
   for (const auto& run : plan.admitted) scheduled_.push_back({.sequence = waiting_[run.sequence].get(), .tokens = run.tokens});
   for (size_t i = 0; i < plan.admitted.size(); ++i) admit(std::move(waiting_[i]));
@@ -167,8 +167,7 @@ void Loop::admit(std::unique_ptr<Sequence> sequence) {
   AcceptedRequest& request = *sequence->request;
   sequence->cached = cache_.match(request.salt, sequence->matchable(), &sequence->pages);
   sequence->computed = sequence->cached.pages * cache_.page_tokens();
-  if (!request.started) {
-    mark_started(&request);
+  if (news.mark_started(&request)) {
     request.wait_seconds = seconds_between(request.submitted, Clock::now());
     request.cached_tokens = sequence->computed;
     stats_.prompt_tokens += sequence->known();
@@ -267,7 +266,7 @@ void Loop::commit() {
     Draw* draws = draws_.data() + scheduled.first_draw;
     if (scheduled.row >= 0 && draws->result.status == Sampled::Status::non_finite) {
       cache_.forget(sequence->pages);
-      end(sequence, FinishReason::error, "non-finite logits");
+      news.end(sequence, FinishReason::error, "non-finite logits");
       continue;
     }
     const int64_t cacheable = std::min(sequence->computed, sequence->request->cacheable_tokens);
@@ -295,8 +294,8 @@ void Loop::append(Sequence* sequence, Draw* draw) {
   AcceptedRequest& request = *sequence->request;
   const SamplingParams& params = request.request.params;
   if (draw->result.status == Sampled::Status::no_token)
-    return end(sequence, FinishReason::error,
-               "no token can be chosen: penalties, logit_bias, bad_words and min_new_tokens leave none");
+    return news.end(sequence, FinishReason::error,
+                    "no token can be chosen: penalties, logit_bias, bad_words and min_new_tokens leave none");
 
   const int32_t token = draw->result.token;
   sequence->tokens.push_back(token);
@@ -312,7 +311,7 @@ void Loop::append(Sequence* sequence, Draw* draw) {
     finish = FinishReason::length;
 
   if (params.logprobs >= 0) sequence->cumulative_logprob += draw->result.logprobs.logprob;
-  Event& event = report(*sequence, sequence->index);
+  Event& event = news.report(*sequence, sequence->index);
   event.tokens.push_back(token);
   if (params.logprobs >= 0) event.logprobs.push_back(std::move(draw->result.logprobs));
   event.finish = finish;
@@ -321,74 +320,17 @@ void Loop::append(Sequence* sequence, Draw* draw) {
   event.stop_string = match.stop_string;
   if (finish == FinishReason::none) return;
   sequence->ended = true;
-  count_end(&request, finish);
-}
-
-Event& Loop::report(const Sequence& sequence, int32_t index) {
-  const AcceptedRequest& request = *sequence.request;
-  return events.emplace_back(Event{.request = request.id,
-                                   .sequence = index,
-                                   .tokens = {},
-                                   .logprobs = {},
-                                   .error = {},
-                                   .prompt_tokens = sequence.prompt_tokens(),
-                                   .cached_tokens = request.cached_tokens,
-                                   .output_tokens = sequence.output_tokens(),
-                                   .steps = sequence.steps,
-                                   .cumulative_logprob = sequence.cumulative_logprob,
-                                   .wait_seconds = request.wait_seconds,
-                                   .first_token_seconds = sequence.first_token_seconds,
-                                   .total_seconds = seconds_between(request.submitted, Clock::now())});
-}
-
-// Ends every output that the sequence stands for. remove_ended() takes its pages.
-void Loop::end(Sequence* sequence, FinishReason reason, const std::string& error) {
-  if (sequence->ended) return;
-  while (!sequence->siblings.empty()) end_output(sequence, sequence->siblings.back(), reason, error);
-  end_output(sequence, sequence->index, reason, error);
-}
-
-// Ends one of the outputs that the sequence stands for; another one takes over the sequence if it must.
-void Loop::end_output(Sequence* sequence, int32_t index, FinishReason reason, const std::string& error) {
-  auto& siblings = sequence->siblings;
-  const auto sibling = std::find(siblings.begin(), siblings.end(), index);
-  if (sibling != siblings.end()) {
-    siblings.erase(sibling);
-  } else if (index != sequence->index) {
-    return;
-  } else if (!siblings.empty()) {
-    sequence->index = siblings.front();
-    siblings.erase(siblings.begin());
-  } else {
-    sequence->ended = true;
-  }
-  Event& event = report(*sequence, index);
-  event.finish = reason;
-  event.error = error;
-  count_end(sequence->request.get(), reason);
-}
-
-void Loop::count_end(AcceptedRequest* request, FinishReason reason) {
-  request->cancelled |= reason == FinishReason::cancelled;
-  request->failed |= reason == FinishReason::error || reason == FinishReason::timeout;
-  if (--request->unfinished > 0) return;
-  mark_started(request);
-  ++ended;
-  ++(request->failed ? stats_.failed : request->cancelled ? stats_.cancelled : stats_.finished);
-}
-
-void Loop::mark_started(AcceptedRequest* request) {
-  if (!std::exchange(request->started, true)) started.fetch_add(1, std::memory_order_relaxed);
+  news.count_end(&request, finish);
 }
 
 // The step threw. What it computed is unknown, so its sequences end; should it have thrown before choosing any, all of them do,
 // since otherwise the next step would throw again.
 void Loop::fail_step(const std::string& error) {
   const std::string text = concat("the step failed: ", error);
-  for (const Scheduled& scheduled : scheduled_) end(scheduled.sequence, FinishReason::error, text);
+  for (const Scheduled& scheduled : scheduled_) news.end(scheduled.sequence, FinishReason::error, text);
   if (scheduled_.empty())
     for (Queue* queue : {&running_, &waiting_})
-      for (const auto& sequence : *queue) end(sequence.get(), FinishReason::error, text);
+      for (const auto& sequence : *queue) news.end(sequence.get(), FinishReason::error, text);
 }
 
 void Loop::remove_ended() {
@@ -403,6 +345,9 @@ const EngineStats& Loop::stats() {
   stats_.running = stats_.waiting = 0;
   for (const auto& sequence : running_) stats_.running += sequence->slots();
   for (const auto& sequence : waiting_) stats_.waiting += sequence->slots();
+  stats_.finished = news.finished;
+  stats_.cancelled = news.cancelled;
+  stats_.failed = news.failed;
   stats_.pages_total = cache_.pool().total();
   stats_.pages_cached = cache_.cached();
   stats_.pages_free = cache_.pool().free();

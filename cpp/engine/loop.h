@@ -1,5 +1,5 @@
 // What the engine's thread does: admit, plan, build the Step, run the program, sample, commit. It knows no locks and no clients:
-// requests come in through add() and cancel(), news go out through `events`.
+// requests come in through add() and cancel(), `news` go out.
 //
 // Phases of step(), each on the state that the one before left behind:
 //   expire  -> sequences past their deadline end
@@ -11,7 +11,6 @@
 // was. Every page is held by the sequences that list it, or cached, or free.
 #pragma once
 
-#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -19,6 +18,7 @@
 #include "backends/backend.h"
 #include "engine/engine.h"
 #include "engine/fault.h"
+#include "engine/news.h"
 #include "engine/scheduler.h"
 #include "engine/sequence.h"
 #include "engine/step_builder.h"
@@ -35,9 +35,7 @@ class Loop {
   bool idle() const { return running_.empty() && waiting_.empty(); }
   void step();
 
-  std::vector<Event> events;        // news since the owner last cleared them
-  int64_t ended = 0;                // requests without unfinished sequences, since start
-  std::atomic<int64_t> started{0};  // requests that left the queue, by starting or by ending; read by any thread
+  News news;
   // Everything but the counters of submission, which the doors keep.
   const EngineStats& stats();
 
@@ -66,13 +64,8 @@ class Loop {
   void preempt(Sequence* sequence);
   void fork(Sequence* sequence, const Scheduled& scheduled);
   void append(Sequence* sequence, Draw* draw);
-  Event& report(const Sequence& sequence, int32_t index);
-  void end(Sequence* sequence, FinishReason reason, const std::string& error = "");
-  void end_output(Sequence* sequence, int32_t index, FinishReason reason, const std::string& error);
-  void count_end(AcceptedRequest* request, FinishReason reason);
   void fail_step(const std::string& error);
   void remove_ended();
-  void mark_started(AcceptedRequest* request);
   static void insert(Queue* queue, std::unique_ptr<Sequence> sequence);
 
   std::shared_ptr<Backend> backend_;

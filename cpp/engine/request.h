@@ -63,7 +63,7 @@ struct Event {
   int64_t cached_tokens = 0;  // prompt tokens found in the prefix cache
   int64_t output_tokens = 0;
   int64_t steps = 0;               // engine steps it took part in
-  double cumulative_logprob = 0;   // of the chosen tokens
+  double cumulative_logprob = 0;   // of the chosen tokens, if logprobs are asked for
   double wait_seconds = 0;         // in the queue
   double first_token_seconds = 0;  // from submission
   double total_seconds = 0;        // from submission

@@ -169,6 +169,9 @@ class Executable:
     def program(self) -> Program: ...
     @property
     def buffer_bytes(self) -> int: ...
+    @property
+    def op_seconds(self) -> list[float]:
+        """Seconds spent in each of program.ops since the load; empty where the backend does not measure them."""
 
 # --- the engine (cpp/engine) ------------------------------------------------------------------------------------
 
@@ -243,3 +246,8 @@ class Engine:
     def drain(self, timeout_seconds: float) -> bool: ...
     def stats(self) -> dict[str, Any]:
         """EngineStats of cpp/engine/engine.h, field by field."""
+
+# --- tests (cpp/bindings/bind_testing.cpp) ----------------------------------------------------------------------
+
+testing: Any
+"""The parts of the engine one by one, and a model whose output a test can predict. Nothing outside tests/ uses it."""

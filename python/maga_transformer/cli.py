@@ -71,9 +71,10 @@ _File = Annotated[
 
 def serve(path: _Path = None, config: _File = "", *, settings: dict[str, object]) -> None:
     """Serve a model over HTTP: RTP-LLM's POST /, OpenAI's /v1 routes, /health and /metrics."""
+    loaded = _load(path, config, settings)  # a mistake is told before the slow imports
     from maga_transformer.server.serve import serve
 
-    serve(_load(path, config, settings))
+    serve(loaded)
 
 
 def run(
@@ -87,9 +88,9 @@ def run(
     settings: dict[str, object],
 ) -> None:
     """Generate text in the terminal, without a server."""
+    loaded = _load(path, config, settings)
     from maga_transformer.llm import LLM
 
-    loaded = _load(path, config, settings)
     chosen = {name: getattr(loaded, name) for name in loaded.sources if name != "checkpoint_path"}
     with LLM(loaded.checkpoint_path, **chosen) as llm:
         question: str | list[int] = prompt

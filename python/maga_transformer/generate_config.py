@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar
+from uuid import uuid4
 
-from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from maga_transformer.request import Fault, RequestError, Sampling, quote
 
@@ -86,6 +87,7 @@ ALIASES = {
     "output_logits": "return_logits",
     "output_hidden_states": "return_hidden_states",
     "output_input_ids": "return_input_ids",
+    "seed": "random_seed",
 }
 
 
@@ -140,7 +142,7 @@ class GenerateConfig(BaseModel):
     repetition_penalty: Finite = Field(1.0, gt=0, le=1e6)
     presence_penalty: Finite = Field(0.0, ge=-2, le=2)
     frequency_penalty: Finite = Field(0.0, ge=-2, le=2)
-    random_seed: Seed | None = Field(None, validation_alias=AliasChoices("random_seed", "seed"))
+    random_seed: Seed | None = None
     logit_bias: LogitBias = Field(default_factory=dict)
     bad_words_list: IdLists = Field(default_factory=list)
     stop_words_str: StopStrings = Field(default_factory=list)
@@ -149,7 +151,7 @@ class GenerateConfig(BaseModel):
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     num_return_sequences: int = Field(0, ge=0, le=MAX_SEQUENCES)
-    timeout_ms: int = Field(-1, ge=-1, le=1 << 40)
+    timeout_ms: int = Field(-1, ge=-1, le=10**11)
     reuse_cache: bool = True
     logprobs: int = Field(-1, ge=-1, le=20)
     return_input_ids: bool = False
@@ -169,12 +171,12 @@ class GenerateConfig(BaseModel):
             if name in UNSUPPORTED:
                 refuse_unless_neutral(spelt, value, UNSUPPORTED[name])
                 continue
-            if name not in cls.model_fields and name != "seed":
+            if name not in cls.model_fields:
                 close = difflib.get_close_matches(name, cls.model_fields, n=1)
                 raise RequestError(
                     Fault.parameter, f"unknown field {quote(spelt)}" + (f"; did you mean {close[0]}?" if close else ""), spelt
                 )
-            given["random_seed" if name == "seed" else name] = value
+            given[name] = value
         if given.get("timeout_ms") == 0:
             raise RequestError(Fault.parameter, "timeout_ms=0: a positive number of milliseconds, or -1 for no limit", "timeout_ms")
         return validate(cls, given, _fault)
@@ -200,6 +202,11 @@ class GenerateConfig(BaseModel):
             keep_stop=self.print_stop_words,
             skip_special_tokens=self.skip_special_tokens,
         )
+
+    @property
+    def cache_salt(self) -> str:
+        """A salt of its own shares no pages."""
+        return "" if self.reuse_cache else uuid4().hex
 
     @property
     def timeout_seconds(self) -> float:

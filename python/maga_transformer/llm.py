@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from maga_transformer._core import Event
 
 
+# Fields of generate_config that shape an HTTP answer.
+_ROUTE_ONLY = frozenset({"yield_generator", "return_incremental", "return_input_ids", "return_output_ids", "request_format"})
+
+
 @dataclass(frozen=True)
 class Usage:
     prompt_tokens: int
@@ -75,7 +79,7 @@ class LLM:
         """A Result for a single prompt (text or token ids), a list of Results for several. Raises RequestError."""
         single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], (int, np.integer)))
         several: Sequence[Any] = [prompts] if single else prompts
-        config = GenerateConfig.parse(sampling, self._runtime.description.sampling_defaults)
+        config = self._config(sampling)
         runs = [_Run(self, job) for job in [self._job(prompt, config) for prompt in several]]
         try:
             for run in runs:
@@ -88,7 +92,7 @@ class LLM:
 
     def stream(self, prompt: str | Sequence[int], **sampling: Any) -> Iterator[str]:
         """The output's text as it comes. Leaving the loop early cancels the rest."""
-        config = GenerateConfig.parse(sampling, self._runtime.description.sampling_defaults)
+        config = self._config(sampling)
         run = _Run(self, self._job(prompt, config))
         return run.stream()
 
@@ -116,6 +120,11 @@ class LLM:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
+    def _config(self, sampling: Mapping[str, Any]) -> GenerateConfig:
+        for name in _ROUTE_ONLY & sampling.keys():
+            raise RequestError(Fault.unsupported, f"{name} belongs to the raw HTTP route; a Result has everything", name)
+        return GenerateConfig.parse(sampling, self._runtime.description.sampling_defaults)
+
     def _job(self, prompt: str | Sequence[int], config: GenerateConfig) -> Job:
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         return self._runtime.prepare(
@@ -124,6 +133,7 @@ class LLM:
                 sampling=config.sampling(),
                 sequences=max(1, config.num_return_sequences),
                 timeout_seconds=config.timeout_seconds,
+                cache_salt=config.cache_salt,
             )
         )
 

@@ -86,6 +86,13 @@ class Runtime:
                 f"{job.sequences} outputs of one prompt were asked for; at most {config.max_num_seqs} run at once (MAX_NUM_SEQS)",
                 "n",
             )
+        if given.max_new_tokens is not None and given.min_new_tokens > given.max_new_tokens:
+            raise RequestError(
+                Fault.parameter,
+                f"at least {given.min_new_tokens} new tokens were asked for (min_new_tokens, min_tokens), but at most "
+                f"{given.max_new_tokens} (max_new_tokens, max_tokens)",
+                "min_new_tokens",
+            )
         stop_strings = [*given.stop_strings, *config.stop_words_str, *config.force_stop_words_str]
         stop_words = [*given.stop_words, *config.stop_words_list, *config.force_stop_words_list]
         wanted = room if given.max_new_tokens is None else min(given.max_new_tokens, room)
@@ -117,7 +124,7 @@ class Runtime:
     def submit(self, job: Job, sink: Sink) -> int:
         """Takes a job that `prepare` returned. Never waits. Returns the request's number, for `cancel`."""
         if self.draining:
-            raise RequestError(Fault.draining, "the server is shutting down")
+            raise RequestError(Fault.draining, "shutting down: no new requests are taken")
         limit = self.config.concurrency_limit
         if limit and len(self._jobs) >= limit:
             raise RequestError(Fault.busy, f"{limit} requests are running or waiting already, as many as CONCURRENCY_LIMIT allows")

@@ -43,6 +43,7 @@ class Output:
     error: str = ""
     cached_tokens: int = 0
     steps: int = 0
+    wait_seconds: float = 0.0
 
 
 @dataclass
@@ -142,7 +143,7 @@ class Harness:
             output.logprobs += event.logprobs
             output.finish, output.error = event.finish, event.error
             output.stop = (event.stop_token, event.stop_word, event.stop_string)
-            output.cached_tokens, output.steps = event.cached_tokens, event.steps
+            output.cached_tokens, output.steps, output.wait_seconds = event.cached_tokens, event.steps, event.wait_seconds
             assert event.output_tokens == len(output.tokens)
             stats = self.engine.stats()
             assert stats["pages_live"] + stats["pages_cached"] + stats["pages_free"] == stats["pages_total"]

@@ -328,6 +328,7 @@ def test_deadline_while_running_and_waiting():
     outputs = harness.run()
     assert outputs[running, 0].finish == outputs[waiting, 0].finish == "timeout"
     assert outputs[waiting, 0].tokens == []
+    assert outputs[waiting, 0].wait_seconds >= 0.05
     assert outputs[patient, 0].finish == "length"
 
 

@@ -93,7 +93,7 @@ def linear(
 
     def build(rng: np.random.Generator) -> Case:
         p = OpProgram(rng)
-        block = block_of(form)
+        block = block_of(form, width)
         x = p.input("x", width + (35 if views else 0))
         view = View(x.value, 32 if views else 0, width)
         inputs = {x.value: apart_from_ties(rng, tokens, x.width, block or 32)}
@@ -121,7 +121,7 @@ def linear(
 def gated_linear(form: Form, out: int, width: int, tokens: int, kind: str, bias: bool = False) -> Iterator[tuple[str, Builder]]:
     def build(rng: np.random.Generator) -> Case:
         p = OpProgram(rng)
-        block = block_of(form)
+        block = block_of(form, width)
         x, y = p.input("x", width), p.output("y", out)
         weight = p.weight(matrix(rng, 2 * out, width, form))
         p.program.gated_linear(y, x, weight=weight, bias=p.vector(2 * out) if bias else -1, kind=kind)
@@ -135,12 +135,14 @@ def gated_linear(form: Form, out: int, width: int, tokens: int, kind: str, bias:
     yield f"gated_linear-{form}-{out}x{width}-x{tokens}-{kind}{'-bias' if bias else ''}", build
 
 
-def block_of(form: Form) -> int:
-    """Columns that share an activation scale: 32, or 16 where the weight's groups are odd multiples of 16; 0: activations stay
-    as they are, as the weight is dense or will be (groups that are no multiple of 16)."""
-    if form.kind != "affine" or form.group % 16:
+def block_of(form: Form, width: int) -> int:
+    """Columns that share an activation scale: 32, or 16 where several groups of an odd multiple of 16 make up a row; 0:
+    activations stay as they are, as the weight is dense or will be (groups that are no multiple of 16)."""
+    if form.kind != "affine":
         return 0
-    return 16 if form.group % 32 else 32
+    if form.group in (0, width) or form.group % 32 == 0:
+        return 32
+    return 16 if form.group % 16 == 0 else 0
 
 
 # --- rope, attention, prepare_qkv ---

@@ -25,15 +25,16 @@ class ServerProcess:
     url: str = ""
     lines: list[str] = field(default_factory=list)  # all that it printed
 
+    client: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=120))
+
     def get(self, path: str, **options: object) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=60, **options)
+        return self.client.get(self.url + path, **options)
 
     def post(self, path: str, body: object = None, **options: object) -> httpx.Response:
-        return (
-            httpx.post(self.url + path, json=body, timeout=120, **options)
-            if body is not None
-            else httpx.post(self.url + path, **options)
-        )
+        return self.client.post(self.url + path, **({"json": body} if body is not None else {}), **options)
+
+    def stream(self, path: str, body: object) -> "contextlib.AbstractContextManager[httpx.Response]":
+        return self.client.stream("POST", self.url + path, json=body)
 
     def raw(self, prompt: str, **fields: object) -> dict:
         answer = self.post("/", {"prompt": prompt, **fields})
@@ -94,6 +95,7 @@ def running_server(checkpoint: object, **settings: str) -> Iterator[ServerProces
         except subprocess.TimeoutExpired:
             process.kill()
         reader.join(10)
+        server.client.close()
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ import concurrent.futures
 import json
 import socket
 
-import httpx
 import pytest
 
 BIG = 2**63
@@ -52,6 +51,8 @@ RAW = [  # body, error code, a word of the message
     *[({"prompt": "a", "top_k": value}, 516, "top_k") for value in (-5, 3.5, True)],
     *[({"prompt": "a", "max_new_tokens": value}, 516, "max_new_tokens") for value in (0, -1, "5", 1.5, True)],
     ({"prompt": "a", "min_new_tokens": -1}, 516, "min_new_tokens"),
+    ({"prompt": "a", "min_new_tokens": 5, "max_new_tokens": 4}, 516, "min_new_tokens"),
+    ({"prompt": "a", "logprobs": 1}, 515, "logprobs"),
     ({"prompt": "a", "min_p": 2}, 516, "min_p"),
     ({"prompt": "a", "repetition_penalty": 0}, 516, "repetition_penalty"),
     ({"prompt": "a", "presence_penalty": 3}, 516, "presence_penalty"),
@@ -207,8 +208,8 @@ def test_a_2_mb_prompt_does_not_hold_the_others_up(server):
 def test_unknown_routes_and_methods(server):
     assert server.get("/nothing").json()["error_code"] and server.get("/nothing").status_code == 404
     assert server.get("/v1/nothing").json()["error"]["code"] == "not_found"
-    assert httpx.delete(server.url + "/v1/models").json()["error"]["code"] == "method_not_allowed"
-    assert httpx.put(server.url + "/", content=b"{}").status_code == 405
+    assert server.client.delete(server.url + "/v1/models").json()["error"]["code"] == "method_not_allowed"
+    assert server.client.put(server.url + "/", content=b"{}").status_code == 405
     assert server.get("/../../etc/passwd").status_code == 404
 
 

@@ -6,12 +6,12 @@ import signal
 import socket
 import time
 
-import httpx
 import pytest
 
 from .conftest import demo_model, running_server
 
 LONG = {"max_new_tokens": 240, "ignore_eos": True}
+ABORTED = 'maga_request_success_total{finished_reason="abort"}'
 
 
 def wait_for(condition, seconds=20.0):
@@ -51,8 +51,7 @@ def test_a_client_that_leaves_frees_its_pages(server, stream):
     after = wait_for(lambda: idle(server), 10)
     assert after, "the request still runs"
     assert sum(after[f'maga_kv_pages{{state="{state}"}}'] for state in ("live", "cached", "free")) == total
-    aborted = 'maga_request_success_total{finished_reason="abort"}'
-    assert after[aborted] == before[aborted] + 1
+    assert wait_for(lambda: server.gauges()[ABORTED] == before[ABORTED] + 1)
     assert after["maga_generation_tokens_total"] - before["maga_generation_tokens_total"] < 240
 
 
@@ -82,9 +81,8 @@ def test_openai_streams_that_are_left(server):
         path="/v1/completions",
         after=2000,
     )
-    after = wait_for(lambda: idle(server))
-    aborted = 'maga_request_success_total{finished_reason="abort"}'
-    assert after and after[aborted] == before[aborted] + 3
+    assert wait_for(lambda: idle(server))
+    assert wait_for(lambda: server.gauges()[ABORTED] == before[ABORTED] + 3)
 
 
 def test_metrics_count_every_request(server):
@@ -146,12 +144,8 @@ def test_several_served_names(small):
 
 
 def _stream(server, tokens, started):
-    with httpx.stream(
-        "POST",
-        server.url + "/v1/completions",
-        timeout=120,
-        json={"prompt": "Once upon a time", "max_tokens": tokens, "ignore_eos": True, "stream": True},
-    ) as answer:
+    body = {"prompt": "Once upon a time", "max_tokens": tokens, "ignore_eos": True, "stream": True}
+    with server.stream("/v1/completions", body) as answer:
         lines = []
         for line in answer.iter_lines():
             lines.append(line)
@@ -164,7 +158,7 @@ def test_sigterm_lets_streams_finish():
     with running_server(demo_model()) as server:
         started = []
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
-            streams = [pool.submit(_stream, server, 60, lambda: started.append(1)) for _ in range(4)]
+            streams = [pool.submit(_stream, server, 150, lambda: started.append(1)) for _ in range(4)]
             assert wait_for(lambda: len(started) == 4)
             server.process.send_signal(signal.SIGTERM)
             assert wait_for(lambda: server.get("/health").status_code == 503)

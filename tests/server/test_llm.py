@@ -6,7 +6,7 @@ import threading
 import pytest
 from maga_transformer import LLM
 from maga_transformer.config import ConfigError
-from maga_transformer.request import RequestError
+from maga_transformer.request import Fault, RequestError
 
 from .chain_model import END, write_chain, write_odds
 from .conftest import demo_model
@@ -84,6 +84,8 @@ def test_mistakes_are_named(llm):
         llm.generate("a", tempratur=1)
     with pytest.raises(RequestError, match="512 tokens"):
         llm.generate("word " * 600)
+    with pytest.raises(RequestError, match="yield_generator"):
+        llm.generate("a", yield_generator=True)
     with pytest.raises(ConfigError, match="max_seq_len"):
         LLM(demo_model(), max_seq_length=5)
     with pytest.raises(FileNotFoundError):
@@ -114,6 +116,16 @@ def test_the_operators_stop_words_and_defaults(tmp_path):
     (tmp_path / "generation_config.json").write_text('{"do_sample": false, "max_new_tokens": 3, "transformers_version": "x"}')
     with LLM(chain, generation_config_path=str(tmp_path), **small) as model:
         assert model.generate("Q").text == "abc" and model.generate("Q", max_new_tokens=2).text == "ab"
+
+
+@pytest.mark.parametrize("fault", ["nan:forward:1", "throw:forward:1", "throw:sample:1"])
+def test_a_failed_step_fails_its_request_only(tmp_path, fault):
+    chain = write_chain(tmp_path / "model", ("Q", "abc", END))
+    with LLM(chain, max_seq_len=64, kv_cache_mem_mb=16, fault=fault) as model:
+        with pytest.raises(RequestError) as error:
+            model.generate("Q", temperature=0)
+        assert error.value.fault is Fault.execution and error.value.message
+        assert model.generate("Q", temperature=0).text == "abc"
 
 
 def test_a_concurrency_limit(tmp_path):

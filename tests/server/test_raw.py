@@ -2,8 +2,8 @@
 
 import itertools
 import json
+import time
 
-import httpx
 import pytest
 
 PROMPT = "The alphabet: a b c d e"
@@ -12,7 +12,7 @@ AUX_KEYS = {"cost_time", "iter_count", "prefix_len", "input_len", "reuse_len", "
 
 def events(server, **body):
     """The JSON events of a stream, and whether the end marker came."""
-    with httpx.stream("POST", server.url, json={"yield_generator": True, **body}, timeout=60) as answer:
+    with server.stream("/", {"yield_generator": True, **body}) as answer:
         assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/event-stream")
         content = answer.read()
     parts = content.split(b"\r\n\r\n")
@@ -211,3 +211,14 @@ def test_the_start_message(server):
 def test_request_ids_are_echoed(server):
     assert server.get("/health", headers={"X-Request-Id": "abc-1"}).headers["x-request-id"] == "abc-1"
     assert server.post("/", {"prompt": 1}, headers={"X-Request-Id": "bad id"}).headers["x-request-id"] != "bad id"
+
+
+def test_private_requests_stay_out_of_the_log(server):
+    for name, private in (("open-1", False), ("private-1", True)):
+        server.post("/", {"prompt": "a", "max_new_tokens": 1, "private_request": private}, headers={"X-Request-Id": name})
+    server.get("/health", headers={"X-Request-Id": "last-1"})
+    end = time.monotonic() + 10
+    while not any("last-1" in line for line in server.lines) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert any("open-1 POST / 200" in line for line in server.lines)
+    assert not any("private-1" in line for line in server.lines)

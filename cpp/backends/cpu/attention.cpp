@@ -1,3 +1,4 @@
+// Which rows of a step go to which thread, and in what order.
 #include "backends/cpu/attention.h"
 
 #include <algorithm>
@@ -12,9 +13,9 @@ constexpr double kWorthThreads = 64 * 1024;
 
 int64_t attention_scratch_floats(int64_t group, int64_t head_dim, int64_t v_dim) {
   const int64_t rows = std::max(kItemRows, group), values = round_up(v_dim, 16);
-  constexpr int64_t kTile = 16;           // rows of a register tile, at most
   constexpr int64_t kRounding = 16 * 16;  // each part starts at a multiple of 16 floats
-  return rows * (head_dim + values + 2) + kTile * (kSegmentTokens + values) + kSegmentTokens * (head_dim + values) + kRounding;
+  return rows * (head_dim + values + 2) + kMaxTileRows * (kSegmentTokens + values) + kSegmentTokens * (head_dim + values) +
+         kRounding;
 }
 
 void AttentionPlan::add_row_blocks(const Batch& batch, int64_t rows) {
@@ -75,7 +76,9 @@ void AttentionPlan::build(const Batch& batch, int threads) {
     if (static_cast<int64_t>(blocks_.size()) * form_.kv_heads >= 4 * threads) break;
   }
   // The longest first: what is handed out last should be short.
-  std::stable_sort(blocks_.begin(), blocks_.end(), [](const RowBlock& a, const RowBlock& b) { return a.cost > b.cost; });
+  std::sort(blocks_.begin(), blocks_.end(), [](const RowBlock& a, const RowBlock& b) {
+    return a.cost != b.cost ? a.cost > b.cost : a.first_token < b.first_token;
+  });
   split(threads);
   items_.clear();
   for (size_t i = 0; i < blocks_.size(); ++i) {

@@ -1,7 +1,8 @@
 // The attention kernel, written once over Vec. Included inside an unnamed namespace after vec_math.inl.
 
 constexpr int64_t kVecsPerBlock = kBlockTokens / kLanes;
-constexpr int kRows = 6;             // rows of a register tile
+static_assert(kTileRows <= kMaxTileRows);
+constexpr int kDirectRows = 12;      // up to here rows widen K/V as they read it; more pay for a copy in fp32
 constexpr float kLowest = -3.0e38f;  // the maximum of no scores: finite, so that differences are never NaN
 
 inline int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -14,12 +15,12 @@ inline void multiply_add(const float* a, int64_t a_stride, const E* const (&b)[N
                          Vec (&sums)[M][N]) {
   for (int64_t i = 0; i < depth; ++i) {
     Vec row[N];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int j = 0; j < N; ++j) row[j] = load(b[j] + i * b_stride);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < M; ++r) {
       const Vec x = broadcast(a[r * a_stride + i]);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int j = 0; j < N; ++j) sums[r][j] = fma(x, row[j], sums[r][j]);
     }
   }
@@ -27,17 +28,17 @@ inline void multiply_add(const float* a, int64_t a_stride, const E* const (&b)[N
 
 template <int M, int N>
 inline void clear(Vec (&sums)[M][N]) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int r = 0; r < M; ++r)
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int j = 0; j < N; ++j) sums[r][j] = broadcast(0);
 }
 
 template <int M, int N>
 inline void store_all(const Vec (&sums)[M][N], float* out, int64_t stride) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int r = 0; r < M; ++r)
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int j = 0; j < N; ++j) store(out + r * stride + j * kLanes, sums[r][j]);
 }
 
@@ -53,9 +54,9 @@ struct SegmentBlocks {
 // M rows against the keys [first, last) of a segment, within which each row sees [from[r], to[r]).
 struct RowTile {
   const float* q;  // (M, head_dim), scaled
-  int64_t from[kRows], to[kRows];
+  int64_t from[kTileRows], to[kTileRows];
   int64_t first, last;
-  float* scores;   // (kRows, kSegmentTokens)
+  float* scores;   // (kTileRows, kSegmentTokens)
   int64_t values;  // columns of `out`, whole vectors
   float* maxima;   // (M)
   float* sums;     // (M)
@@ -130,16 +131,11 @@ void attend_tile(const SegmentBlocks<E>& kv, const RowTile& t) {
   for (; c < t.values; c += kLanes) weigh_values<M, 1>(kv, t, block, c);
 }
 
-template <typename E>
+template <int M, typename E>
 void attend_tile_of(int rows, const SegmentBlocks<E>& kv, const RowTile& t) {
-  switch (rows) {
-    case 1: return attend_tile<1>(kv, t);
-    case 2: return attend_tile<2>(kv, t);
-    case 3: return attend_tile<3>(kv, t);
-    case 4: return attend_tile<4>(kv, t);
-    case 5: return attend_tile<5>(kv, t);
-    default: return attend_tile<6>(kv, t);
-  }
+  if constexpr (M > 1)
+    if (rows < M) return attend_tile_of<M - 1>(rows, kv, t);
+  attend_tile<M>(kv, t);
 }
 
 // The state of a row over the segments so far: softmax maximum, sum of weights, weighted values.
@@ -172,8 +168,8 @@ inline void finish_row(const RowStates& s, int64_t row, float* out, int64_t widt
 
 struct ItemScratch {
   float* q;          // (rows, head_dim), scaled by scale * log2(e)
-  float* scores;     // (kRows, kSegmentTokens)
-  float* tile_out;   // (kRows, values)
+  float* scores;     // (kTileRows, kSegmentTokens)
+  float* tile_out;   // (kTileRows, values)
   RowStates states;  // of all rows
   float* keys;       // (kSegmentBlocks, head_dim, 16)
   float* values;     // (kSegmentBlocks, 16, values)
@@ -188,8 +184,8 @@ inline ItemScratch carve(float* at, int64_t rows, int64_t head_dim, int64_t valu
     return taken;
   };
   s.q = take(rows * head_dim);
-  s.scores = take(kRows * kSegmentTokens);
-  s.tile_out = take(kRows * values);
+  s.scores = take(kTileRows * kSegmentTokens);
+  s.tile_out = take(kTileRows * values);
   s.states = {take(rows), take(rows), take(rows * values), values};
   s.keys = take(kSegmentTokens * head_dim);
   s.values = take(kSegmentTokens * values);
@@ -219,8 +215,8 @@ template <typename E>
 void attend_segment(const AttentionShape& shape, const AttentionItem& item, const SegmentBlocks<E>& kv, const ItemScratch& s,
                     bool initial) {
   const int64_t rows = item.tokens * shape.group;
-  const int64_t tiles = (rows + kRows - 1) / kRows;
-  float maxima[kRows], sums[kRows];
+  const int64_t tiles = (rows + kTileRows - 1) / kTileRows;
+  float maxima[kTileRows], sums[kTileRows];
   for (int64_t tile = 0; tile < tiles; ++tile) {
     const int64_t row = tile * rows / tiles;
     const int count = static_cast<int>((tile + 1) * rows / tiles - row);
@@ -238,7 +234,7 @@ void attend_segment(const AttentionShape& shape, const AttentionItem& item, cons
     t.sums = initial ? s.states.sums + row : sums;
     t.out = initial ? s.states.out + row * t.values : s.tile_out;
     if (t.first < t.last) {
-      attend_tile_of(count, kv, t);
+      attend_tile_of<kTileRows>(count, kv, t);
       if (!initial)
         for (int r = 0; r < count; ++r) merge_row(s.states, row + r, maxima[r], sums[r], s.tile_out + r * t.values);
     } else if (initial) {
@@ -275,8 +271,7 @@ void attend_as(const AttentionShape& shape, const AttentionItem& item, float* sc
       kv.values[b - kv.begin] = block + layer.head_dim * kBlockTokens;
     }
     const bool initial = segment == item.segment_begin;
-    // Two tiles of rows or fewer widen as they read; more pay for a copy in fp32.
-    if (sizeof(E) < sizeof(float) && rows > 2 * kRows) {
+    if (sizeof(E) < sizeof(float) && rows > kDirectRows) {
       SegmentBlocks<float> wide;
       widen_segment(kv, layer.v_dim, s, wide);
       attend_segment(shape, item, wide, s, initial);

@@ -14,6 +14,7 @@ constexpr int64_t kSegmentBlocks = kSegmentTokens / kBlockTokens;
 
 // Rows of an item: enough that widening a segment of K/V to fp32 costs little beside the arithmetic over it.
 constexpr int64_t kItemRows = 96;
+constexpr int64_t kMaxTileRows = 8;  // rows of a register tile, at most
 
 struct AttentionShape {
   int64_t group;   // query heads that share a KV head

@@ -1,3 +1,4 @@
+// What the engine sees of the CPU: packing, loading, and how it describes itself.
 #include "backends/cpu/backend.h"
 
 #include "backends/cpu/executable.h"

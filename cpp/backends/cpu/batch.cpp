@@ -1,3 +1,4 @@
+// Every size and index of a step is checked here, once, so that kernels need not.
 #include "backends/cpu/batch.h"
 
 namespace maga::cpu {

@@ -1,6 +1,7 @@
 #include "backends/cpu/executable.h"
 
 #include <algorithm>
+#include <chrono>
 
 #include "backends/cpu/linear.h"
 #include "core/overloaded.h"
@@ -10,7 +11,10 @@ namespace {
 
 constexpr int64_t kAlignment = 64;
 // Floats below which waking the other threads costs more than it brings, and floats of a share.
-constexpr int64_t kWorthThreads = 32 * 1024, kShare = 8 * 1024;
+constexpr int64_t kWorthThreads = 8 * 1024, kShare = 4 * 1024;
+// A float that is rotated and written into a page, in floats that are only read and written: keys lie transposed in their pages,
+// so each touches a cache line of its own.
+constexpr int64_t kPrepareCost = 4;
 // For the states of row blocks that are split over threads. Touched only as far as long contexts need it.
 constexpr int64_t kPartialFloats = 8 * 1024 * 1024;
 // Tokens whose keys are prepared at once, before they go to the pages.
@@ -32,6 +36,7 @@ CpuExecutable::CpuExecutable(std::shared_ptr<Device> device, Program program, st
   for (const RopeTable& table : program_.rope_tables) turns_.emplace_back(table, limits.tokens);
   plan_attention();
   allocate_scratch();
+  op_seconds_.resize(program_.ops.size());
 }
 
 void CpuExecutable::check_weights() const {
@@ -84,7 +89,13 @@ void CpuExecutable::run(const Step& step) {
   batch_.bind(step);
   for (RopeTurns& turns : turns_) turns.prepare(step);
   for (AttentionPlan& plan : plans_) plan.build(batch_, device_->threads.size());
-  for (const Op& op : program_.ops) std::visit([this](const auto& each) { run(each); }, op);
+  auto start = std::chrono::steady_clock::now();
+  for (size_t i = 0; i < program_.ops.size(); ++i) {
+    std::visit([this](const auto& each) { run(each); }, program_.ops[i]);
+    const auto end = std::chrono::steady_clock::now();
+    op_seconds_[i] += std::chrono::duration<double>(end - start).count();
+    start = end;
+  }
 }
 
 // --- ops ---
@@ -198,7 +209,7 @@ void CpuExecutable::run(const PrepareQkv& op) {
                      .turns = turns.tokens() + first});
     }
   };
-  over_rows(op.q, op.q.width + op.k.width + op.v.width, [&](int64_t begin, int64_t total, int thread) {
+  over_rows(op.q, kPrepareCost * (op.q.width + op.k.width + op.v.width), [&](int64_t begin, int64_t total, int thread) {
     for (int64_t first = begin; first < begin + total; first += kPrepareTokens) {
       const int64_t count = std::min(kPrepareTokens, begin + total - first);
       prepare(at(op.q) + first * q_stride, q_stride, first, count, op.heads, op.q_norm);

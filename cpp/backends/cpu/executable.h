@@ -28,6 +28,7 @@ class CpuExecutable : public Executable {
   void write_value(ValueId value, std::span<const float> rows) override;
   std::vector<float> read_value(ValueId value, int64_t rows) override;
   int64_t buffer_bytes() const override;
+  std::vector<double> op_seconds() const override { return op_seconds_; }
 
  private:
   void check_weights() const;
@@ -71,6 +72,7 @@ class CpuExecutable : public Executable {
   std::vector<float*> values_;  // (values) rows `width` floats apart
   std::vector<AttentionPlan> plans_;
   int64_t thread_floats_ = 0;  // scratch of one thread in the row and attention kernels; linears use the same memory
+  std::vector<double> op_seconds_;
 };
 
 }  // namespace maga::cpu

@@ -1,3 +1,4 @@
+// The only place that maps an instruction set to its row and attention kernels.
 #include "backends/cpu/kernels.h"
 
 namespace maga::cpu {

@@ -8,7 +8,7 @@ namespace maga::cpu {
 namespace {
 
 constexpr int kLanes = 8;
-constexpr int kQuantizedTile = 8, kExactTile = 6;
+constexpr int kQuantizedTile = 8, kExactTile = 6, kExactPanels = 1;
 constexpr int kByteBias = 0;
 
 using F = __m256;

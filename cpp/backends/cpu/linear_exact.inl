@@ -22,28 +22,29 @@ void prepare_exact(const PackedMatrix& w, const float* x, int64_t x_stride, int6
   }
 }
 
-template <int kTokens>
+template <int kPanels, int kTokens>
 struct Accumulators {
-  F acc[kVectors][kTokens];
+  static constexpr int kRows = kPanels * kVectors;  // vectors of rows
+  F acc[kRows][kTokens];
 
   inline void begin(bool resume, TileSums sums) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v)
+    for (int v = 0; v < kRows; ++v)
 #pragma GCC unroll 16
       for (int m = 0; m < kTokens; ++m) acc[v][m] = resume ? load(sums.data + m * sums.stride + v * kLanes) : set1(0.0f);
   }
   // x: this column's activations, one per token
-  inline void add_column(const F (&w)[kVectors], const float* x) {
+  inline void add_column(const F (&w)[kRows], const float* x) {
 #pragma GCC unroll 16
     for (int m = 0; m < kTokens; ++m) {
       const F broadcast = set1(x[m]);
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) acc[v][m] = fma(w[v], broadcast, acc[v][m]);
+      for (int v = 0; v < kRows; ++v) acc[v][m] = fma(w[v], broadcast, acc[v][m]);
     }
   }
   inline void end(TileSums sums) const {
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v)
+    for (int v = 0; v < kRows; ++v)
 #pragma GCC unroll 16
       for (int m = 0; m < kTokens; ++m) store(sums.data + m * sums.stride + v * kLanes, acc[v][m]);
   }
@@ -59,15 +60,22 @@ inline F load_dense(const float* p) { return load(p); }
 inline F load_dense(const Half* p) { return load_half(&p->bits); }
 inline F load_dense(const Bfloat* p) { return load_bfloat(&p->bits); }
 
-template <typename T, int kTokens>
-void dense_tile(const void* values, int64_t cols, const float* x, bool resume, TileSums sums) {
-  const T* row = static_cast<const T*>(values);
-  Accumulators<kTokens> a;
+// `values`: one pointer a panel. Two panels share each broadcast activation where the registers allow it. `next`: bytes from here
+// to the values to prefetch.
+template <typename T, int kPanels, int kTokens>
+void dense_tile(const void* const* values, int64_t cols, const float* x, bool resume, TileSums sums, int64_t next) {
+  const T* row[kPanels];
+  for (int p = 0; p < kPanels; ++p) row[p] = static_cast<const T*>(values[p]);
+  Accumulators<kPanels, kTokens> a;
   a.begin(resume, sums);
-  for (int64_t col = 0; col < cols; ++col, row += kPanelRows, x += kTokens) {
-    F w[kVectors];
+  for (int64_t col = 0; col < cols; ++col, x += kTokens) {
+    F w[kPanels * kVectors];
+#pragma GCC unroll 2
+    for (int p = 0; p < kPanels; ++p) {
+      prefetch(reinterpret_cast<const std::byte*>(row[p] + col * kPanelRows) + next);
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) w[v] = load_dense(row + v * kLanes);
+      for (int v = 0; v < kVectors; ++v) w[p * kVectors + v] = load_dense(row[p] + col * kPanelRows + v * kLanes);
+    }
     a.add_column(w, x);
   }
   a.end(sums);
@@ -88,6 +96,7 @@ template <class Codes, typename Take>
     }
     const std::byte* codes = panel + w.codes_at + col / Codes::kColumns * kPanelRows * 4;
     for (int64_t step = 0; step < w.unit; step += Codes::kColumns, codes += kPanelRows * 4) {
+      prefetch(codes + w.panel_bytes);
       I words[kVectors];
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) words[v] = load_words(codes + v * kLanes * 4);
@@ -107,19 +116,20 @@ template <class Codes, typename Take>
 
 template <class Codes, int kTokens>
 void codes_tile(const PackedMatrix& w, const std::byte* panel, const float* x, TileSums sums) {
-  Accumulators<kTokens> a;
+  Accumulators<1, kTokens> a;
   a.begin(false, sums);
   dequantize<Codes>(w, panel, 0, filled_cols(w), [&](int64_t col, const F(&values)[kVectors]) { a.add_column(values, x + col * kTokens); });
   a.end(sums);
 }
 
-// One panel times one tile, columns [begin, end) of a dense panel or of a dequantised chunk at `values`.
-void dense_tile_for(Form form, int count, const void* values, int64_t cols, const float* x, bool resume, TileSums sums) {
+template <int kPanels>
+void dense_tile_for(Form form, int count, const void* const* values, int64_t cols, const float* x, bool resume, TileSums sums,
+                    int64_t next) {
   with_count<kExactTile>(count, [&](auto c) {
     switch (form) {
-      case Form::f16: return dense_tile<Half, c.value>(values, cols, x, resume, sums);
-      case Form::bf16: return dense_tile<Bfloat, c.value>(values, cols, x, resume, sums);
-      default: return dense_tile<float, c.value>(values, cols, x, resume, sums);
+      case Form::f16: return dense_tile<Half, kPanels, c.value>(values, cols, x, resume, sums, next);
+      case Form::bf16: return dense_tile<Bfloat, kPanels, c.value>(values, cols, x, resume, sums, next);
+      default: return dense_tile<float, kPanels, c.value>(values, cols, x, resume, sums, next);
     }
   });
 }
@@ -140,43 +150,71 @@ void dequantize_chunk(const PackedMatrix& w, const std::byte* panel, int64_t beg
   dequantize<Bytes>(w, panel, begin, end, put);
 }
 
-// The tiles [range), at most kGroupTokens tokens, of one panel; their sums lie one after another.
-void exact_panel(const LinearTask& task, const std::byte* panel, Range tiles, TileSums sums) {
+int tile_count_at(const LinearTask& task, int64_t tile) {
+  const int64_t left = task.tokens - tile * kExactTile;
+  return tile_count(left < kExactTile ? left : kExactTile);
+}
+
+// kPanels panels times the tiles [range), at most kGroupTokens tokens, whose sums lie one after another.
+template <int kPanels>
+void exact_panels(const LinearTask& task, const std::byte* const* panels, Range tiles, TileSums sums) {
   const PackedMatrix& w = *task.weight;
   const int64_t cols = filled_cols(w);
   const auto* x = reinterpret_cast<const float*>(task.activations);
-  const auto count_of = [&](int64_t t) { return tile_count(task.tokens - t * kExactTile < kExactTile ? task.tokens - t * kExactTile : kExactTile); };
-  if (w.unit && tiles.end - tiles.begin == 1) {
-    codes_tile_for(count_of(tiles.begin), w, panel, x + tiles.begin * kExactTile * cols, sums);
-    return;
-  }
-  alignas(64) float chunk[kChunk * kPanelRows];
   const int64_t value_bytes = w.form == Form::f32 ? 4 : 2;
+  const int64_t next = w.unit ? 0 : kPanels * w.panel_bytes;
+  alignas(64) float chunk[kPanels][kChunk * kPanelRows];
   for (int64_t begin = 0; begin < cols; begin += kChunk) {
     const int64_t end = begin + kChunk < cols ? begin + kChunk : cols;
-    if (w.unit) dequantize_chunk(w, panel, begin, end, chunk);
-    const void* values = w.unit ? static_cast<const void*>(chunk) : panel + begin * kPanelRows * value_bytes;
-    for (int64_t t = tiles.begin; t < tiles.end; ++t) {
-      const int count = count_of(t);
-      const int64_t first = t * kExactTile;
-      dense_tile_for(w.form, count, values, end - begin, x + first * cols + begin * count, begin > 0,
-                     {sums.data + (t - tiles.begin) * kExactTile * sums.stride, sums.stride});
+    const void* values[kPanels];
+    for (int p = 0; p < kPanels; ++p) {
+      values[p] = w.unit ? static_cast<const void*>(chunk[p]) : panels[p] + begin * kPanelRows * value_bytes;
+      if (w.unit) dequantize_chunk(w, panels[p], begin, end, chunk[p]);
     }
+    for (int64_t t = tiles.begin; t < tiles.end; ++t) {
+      const int count = tile_count_at(task, t);
+      const int64_t first = t * kExactTile;
+      dense_tile_for<kPanels>(w.form, count, values, end - begin, x + first * cols + begin * count, begin > 0,
+                              {sums.data + (first - tiles.begin * kExactTile) * sums.stride, sums.stride}, next);
+    }
+  }
+}
+
+void exact_block(const LinearTask& task, const BlockPanels& needed, Range tiles, TileSums sums) {
+  const PackedMatrix& w = *task.weight;
+  for (int i = 0; i < needed.count; ++i) {
+    const TileSums at{sums.data + i * kPanelRows, sums.stride};
+    if (w.unit && tiles.end - tiles.begin == 1) {
+      const auto* x = reinterpret_cast<const float*>(task.activations) + tiles.begin * kExactTile * filled_cols(w);
+      codes_tile_for(tile_count_at(task, tiles.begin), w, needed.panels[i], x, at);
+      continue;
+    }
+    if constexpr (kExactPanels == 2)
+      if (i + 1 < needed.count) {
+        exact_panels<2>(task, needed.panels + i, tiles, at);
+        ++i;
+        continue;
+      }
+    exact_panels<1>(task, needed.panels + i, tiles, at);
   }
 }
 
 void run_exact(const LinearTask& task, Range blocks, Range tiles) {
   constexpr int64_t kGroupTiles = kGroupTokens / kExactTile;
   alignas(64) float buffer[kGroupTokens * kMostPanels * kPanelRows];
-  const TileSums sums{buffer, task.gated ? kMostPanels * kPanelRows : kPanelRows};
+  const TileSums sums{buffer, task.gated ? kMostPanels * kPanelRows : kExactPanels * kPanelRows};
+  const int64_t step = task.gated ? 1 : kExactPanels;  // blocks at once
   for (int64_t begin = tiles.begin; begin < tiles.end; begin += kGroupTiles) {
     const Range group{begin, begin + kGroupTiles < tiles.end ? begin + kGroupTiles : tiles.end};
     const int64_t first = group.begin * kExactTile;
     const int64_t end = group.end * kExactTile < task.tokens ? group.end * kExactTile : task.tokens;
-    for (int64_t block = blocks.begin; block < blocks.end; ++block) {
-      const BlockPanels needed = panels_of(task, block);
-      for (int i = 0; i < needed.count; ++i) exact_panel(task, needed.panels[i], group, {sums.data + i * kPanelRows, sums.stride});
-      finish_block(task, block, first, end - first, sums, needed.up_at);
+    for (int64_t block = blocks.begin; block < blocks.end; block += step) {
+      BlockPanels needed = panels_of(task, block);
+      const int64_t count = step < blocks.end - block ? step : blocks.end - block;
+      for (int64_t i = 1; i < count; ++i) needed.panels[needed.count++] = panels_of(task, block + i).panels[0];
+      exact_block(task, needed, group, sums);
+      for (int64_t i = 0; i < count; ++i)
+        finish_block(task, block + i, first, end - first, {sums.data + i * kPanelRows, sums.stride}, needed.up_at);
     }
   }
 }

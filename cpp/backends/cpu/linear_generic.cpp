@@ -1,7 +1,7 @@
 // Matrix kernels for any processor. The vectors below are what the shared kernels ask of an instruction set:
 //   F, I            kLanes floats, kLanes 32-bit integers
 //   Nibbles, Bytes  codes of kLanes rows and kColumns columns, and Sum, their integer dot product with activations
-//   k...Tile        tokens of a full tile, as many as the registers hold
+//   k...Tile        tokens of a full tile, and kExactPanels panels that share it: as many as the registers hold
 //   kByteBias       what Bytes subtracts from a code
 #include "backends/cpu/linear_kernels.h"
 #include "core/dtype.h"
@@ -10,7 +10,7 @@ namespace maga::cpu {
 namespace {
 
 constexpr int kLanes = 4;
-constexpr int kQuantizedTile = 2, kExactTile = 2;
+constexpr int kQuantizedTile = 1, kExactTile = 1, kExactPanels = 1;
 constexpr int kByteBias = 0;
 
 using F = float __attribute__((vector_size(16)));
@@ -56,7 +56,7 @@ inline I bits_of(I words, int shift, int mask) { return (words >> shift) & mask;
 
 template <int columns>
 struct Codes {
-  static constexpr int kColumns = columns, kTokensAtOnce = 2;
+  static constexpr int kColumns = columns, kTokensAtOnce = 1;
   I words;
   static Codes load(const uint8_t* p) { return {load_words(p)}; }
 

@@ -12,9 +12,7 @@ struct Block {
 };
 
 template <int kUnit>
-void quantize_block(const float* x, int64_t count, int32_t zero, Block<kUnit>& block) {
-  float values[kUnit];
-  for (int i = 0; i < kUnit; ++i) values[i] = i < count ? x[i] : 0.0f;
+void quantize_block(const float* values, int32_t zero, Block<kUnit>& block) {
   // As integers the magnitudes order like floats, and infinity and NaN come out on top: they must reach the result.
   int32_t top = 0;
   for (int i = 0; i < kUnit; ++i) {
@@ -23,16 +21,17 @@ void quantize_block(const float* x, int64_t count, int32_t zero, Block<kUnit>& b
   }
   const float largest = __builtin_bit_cast(float, top);
   const float inverse = largest > 1e-30f ? 127.0f / largest : 0.0f;
-  int32_t sum = 0;
+  uint32_t sum = 0;  // unsigned, because the codes of NaN may overflow it
+  int32_t rounded[kUnit];
   for (int i = 0; i < kUnit; ++i) {
     // Adding 1.5 * 2^23 rounds to the nearest integer and leaves it in the low bits.
-    const int32_t code = __builtin_bit_cast(int32_t, values[i] * inverse + 12582912.0f) - 0x4B400000;
-    block.codes[i] = static_cast<int8_t>(code);
-    sum += static_cast<int8_t>(code);
+    rounded[i] = __builtin_bit_cast(int32_t, values[i] * inverse + 12582912.0f) - 0x4B400000;
+    sum += static_cast<uint32_t>(rounded[i]);
   }
+  for (int i = 0; i < kUnit; ++i) block.codes[i] = static_cast<int8_t>(rounded[i]);
   block.scale = largest / 127.0f;
-  block.sum = block.scale * static_cast<float>(sum);
-  block.start = -zero * sum;
+  block.sum = block.scale * static_cast<float>(static_cast<int32_t>(sum));
+  block.start = static_cast<int32_t>(-static_cast<uint32_t>(zero) * sum);
   block.unused = 0;
 }
 
@@ -45,7 +44,13 @@ void quantize_tokens(const PackedMatrix& w, const float* x, int64_t x_stride, in
     const int count = tile_count(tokens - first < kQuantizedTile ? tokens - first : kQuantizedTile);
     auto* tile = reinterpret_cast<Block<kUnit>*>(out) + first * w.units;
     const float* row = x + token * x_stride;
-    for (int64_t u = 0; u < w.units; ++u) quantize_block(row + u * kUnit, w.cols - u * kUnit, zero, tile[u * count + token - first]);
+    const int64_t whole = w.cols / kUnit;
+    for (int64_t u = 0; u < whole; ++u) quantize_block(row + u * kUnit, zero, tile[u * count + token - first]);
+    if (whole < w.units) {
+      float values[kUnit] = {};
+      for (int64_t i = whole * kUnit; i < w.cols; ++i) values[i - whole * kUnit] = row[i];
+      quantize_block(values, zero, tile[whole * count + token - first]);
+    }
     if (token == tokens - 1)
       for (int64_t u = 0; u < w.units; ++u)
         for (int64_t m = token + 1 - first; m < count; ++m) tile[u * count + m] = Block<kUnit>{};
@@ -66,7 +71,7 @@ void quantized_tile(const PackedMatrix& w, const std::byte* panel, const std::by
   const std::byte* scales = panel;
   const std::byte* offsets = panel + w.offset_at;
   const bool half_scales = w.half_scales, has_offset = w.has_offset;
-  const int64_t units = w.units, group_units = w.group_units;
+  const int64_t units = w.units, group_units = w.group_units, panel_bytes = w.panel_bytes;
   F acc[kVectors][kTokens];
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v)
@@ -83,6 +88,10 @@ void quantized_tile(const PackedMatrix& w, const std::byte* panel, const std::by
 #pragma GCC unroll 8
       for (int s = 0; s < kSteps; ++s) c[s][v] = Codes::load(codes + (s * kPanelRows + v * kLanes) * 4);
     }
+    // The same unit of the next panel.
+#pragma GCC unroll 8
+    for (int s = 0; s < kSteps; ++s) prefetch(codes + s * kPanelRows * 4 + panel_bytes);
+    prefetch(scales + panel_bytes);
 #pragma GCC unroll 16
     for (int first = 0; first < kTokens; first += kAtOnce) {
       typename Codes::Sum sum[kVectors][kAtOnce];

@@ -30,6 +30,10 @@ inline void with_count(int count, Use&& use) {
   offer(Count<6>{}), offer(Count<8>{}), offer(Count<12>{}), offer(Count<16>{});
 }
 
+// Into the second-level cache. While a kernel works on one panel it asks for the next: left to the processor's own prefetching,
+// which stops at page ends, a decode step took twice as long.
+inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
+
 inline F load_scale(const std::byte* scales, int lane, bool half) {
   return half ? load_half(reinterpret_cast<const uint16_t*>(scales) + lane) : load(reinterpret_cast<const float*>(scales) + lane);
 }

@@ -1,3 +1,4 @@
+// Anonymous mmap behind a destructor.
 #include "backends/cpu/mapping.h"
 
 #include <sys/mman.h>

@@ -1,3 +1,4 @@
+// Where each layer lies in a page.
 #include "backends/cpu/pages.h"
 
 #include <cstring>

@@ -1,3 +1,4 @@
+// The table grows by doubling as longer positions come up.
 #include "backends/cpu/rope.h"
 
 #include <algorithm>

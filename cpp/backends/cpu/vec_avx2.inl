@@ -1,7 +1,8 @@
 // Vec of 8 floats: AVX2, FMA and F16C. Included inside an unnamed namespace, so nothing of it leaves its translation unit.
 
 constexpr int kLanes = 8;
-constexpr int kAccumulators = 12;  // registers that a tile of the attention kernel may hold as sums
+// Of the attention kernel: rows of a tile, and registers that it may hold as sums.
+constexpr int kTileRows = 6, kAccumulators = 12;
 
 struct Vec {
   __m256 v;

@@ -1,7 +1,8 @@
 // Vec of 16 floats: AVX-512 F/BW/DQ/VL. Included inside an unnamed namespace, so nothing of it leaves its translation unit.
 
 constexpr int kLanes = 16;
-constexpr int kAccumulators = 24;  // registers that a tile of the attention kernel may hold as sums
+// Of the attention kernel: rows of a tile, and registers that it may hold as sums.
+constexpr int kTileRows = 6, kAccumulators = 24;
 
 struct Vec {
   __m512 v;

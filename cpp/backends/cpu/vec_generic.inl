@@ -1,7 +1,8 @@
 // Vec of 4 floats in the compiler's portable vectors: any processor. Included inside an unnamed namespace, as its siblings.
 
 constexpr int kLanes = 4;
-constexpr int kAccumulators = 12;  // registers that a tile of the attention kernel may hold as sums
+// Of the attention kernel: rows of a tile, and registers that it may hold as sums.
+constexpr int kTileRows = 6, kAccumulators = 12;
 
 typedef float Lanes __attribute__((vector_size(16)));
 

@@ -1,7 +1,8 @@
 // Vec of 4 floats: AArch64 NEON. Included inside an unnamed namespace, so nothing of it leaves its translation unit.
 
 constexpr int kLanes = 4;
-constexpr int kAccumulators = 24;  // registers that a tile of the attention kernel may hold as sums
+// Of the attention kernel: rows of a tile, and registers that it may hold as sums.
+constexpr int kTileRows = 6, kAccumulators = 24;
 
 struct Vec {
   float32x4_t v;

@@ -1,3 +1,4 @@
+// Widens a vector once, at load.
 #include "backends/cpu/vector_weight.h"
 
 namespace maga::cpu {

@@ -1,7 +1,7 @@
 // Vectors of 16 rows, for both kinds of AVX-512. Included in the anonymous namespace of one instruction set.
 
 constexpr int kLanes = 16;
-constexpr int kQuantizedTile = 16, kExactTile = 16;
+constexpr int kQuantizedTile = 16, kExactTile = 12, kExactPanels = 2;
 constexpr int kByteBias = 0;
 
 using F = __m512;

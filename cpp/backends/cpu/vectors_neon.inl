@@ -1,7 +1,7 @@
 // Vectors of 4 rows, for both kinds of NEON. Included in the anonymous namespace of one instruction set.
 
 constexpr int kLanes = 4;
-constexpr int kQuantizedTile = 8, kExactTile = 6;
+constexpr int kQuantizedTile = 8, kExactTile = 6, kExactPanels = 1;
 
 using F = float32x4_t;
 using I = int32x4_t;

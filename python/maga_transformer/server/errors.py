@@ -75,4 +75,4 @@ def as_request_error(error: Exception) -> RequestError:
 
 
 def encode(value: Any) -> bytes:
-    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
+    return orjson.dumps(value)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
-from uuid import uuid4
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,9 +14,9 @@ from maga_transformer.server.body import json_object
 from maga_transformer.server.chat import render_chat
 from maga_transformer.server.errors import encode, openai_error
 from maga_transformer.server.generation import Generation
-from maga_transformer.server.logprobs import CompletionLogprobs, chat_logprobs
 from maga_transformer.server.prompts import encode_text
 from maga_transformer.server.schemas import ChatRequest, CompletionRequest, OpenAIRequest, parse
+from maga_transformer.server.shapes import ChatShape, CompletionShape, Shape
 from maga_transformer.server.state import State
 from maga_transformer.server.streaming import EventStream, openai_event, unless_gone
 
@@ -50,7 +48,7 @@ async def chat_completions(request: Request) -> Response:
         raise RequestError(Fault.no_prompt, "messages is missing", "messages")
     prompt = await render_chat(state, asked.messages, add_generation_prompt=asked.add_generation_prompt is not False)
     jobs = [await _job(state, asked, prompt)]
-    return await _answer(request, state, asked, jobs, _ChatShape(state, model), ignored)
+    return await _answer(request, state, asked, jobs, ChatShape(state, model), ignored)
 
 
 async def completions(request: Request) -> Response:
@@ -60,7 +58,7 @@ async def completions(request: Request) -> Response:
     prompts = await _prompts(state, asked)
     jobs = [await _job(state, asked, prompt) for prompt in prompts]
     echo = [state.runtime.tokenizer.decode(prompt) for prompt in prompts] if asked.echo else []
-    return await _answer(request, state, asked, jobs, _CompletionShape(state, model, asked, jobs, echo), ignored)
+    return await _answer(request, state, asked, jobs, CompletionShape(state, model, asked.sequences, echo), ignored)
 
 
 def _model(state: State, asked: OpenAIRequest) -> str:
@@ -112,82 +110,8 @@ async def _prompts(state: State, asked: CompletionRequest) -> list[Sequence[int]
     return prompts
 
 
-class _Shape:
-    """What differs between chat and completions."""
-
-    prefix = ""
-    name = ""
-    chunk_name = ""
-
-    def __init__(self, state: State, model: str) -> None:
-        self.token_bytes = state.runtime.token_bytes
-        self.id = f"{self.prefix}-{uuid4().hex}"
-        self._model = model
-        self._created = int(time.time())
-
-    def envelope(self, name: str, choices: list[Any]) -> dict[str, Any]:
-        return {"id": self.id, "object": name, "created": self._created, "model": self._model, "choices": choices}
-
-    def choice(self, index: int, text: str, logprobs: Any) -> dict[str, Any]:
-        """Of a whole answer."""
-        raise NotImplementedError
-
-    def chunk(self, text: str, logprobs: Any) -> dict[str, Any]:
-        """Of a stream."""
-        raise NotImplementedError
-
-    def opening(self, index: int) -> dict[str, Any] | None:
-        """A choice's first chunk, before any text."""
-        raise NotImplementedError
-
-    def logprobs(self, index: int, tokens: Sequence[int], logprobs: Sequence[Any]) -> dict[str, Any]:
-        raise NotImplementedError
-
-
-class _ChatShape(_Shape):
-    prefix, name, chunk_name = "chatcmpl", "chat.completion", "chat.completion.chunk"
-
-    def choice(self, index: int, text: str, logprobs: Any) -> dict[str, Any]:
-        return {"index": index, "message": {"role": "assistant", "content": text, "refusal": None}, "logprobs": logprobs}
-
-    def chunk(self, text: str, logprobs: Any) -> dict[str, Any]:
-        return {"delta": {"content": text} if text or logprobs else {}, "logprobs": logprobs}
-
-    def opening(self, index: int) -> dict[str, Any] | None:
-        return {"delta": {"role": "assistant", "content": ""}, "logprobs": None}
-
-    def logprobs(self, index: int, tokens: Sequence[int], logprobs: Sequence[Any]) -> dict[str, Any]:
-        return chat_logprobs(self.token_bytes, tokens, logprobs)
-
-
-class _CompletionShape(_Shape):
-    prefix, name, chunk_name = "cmpl", "text_completion", "text_completion"
-
-    def __init__(self, state: State, model: str, asked: CompletionRequest, jobs: Sequence[Job], echo: Sequence[str]) -> None:
-        super().__init__(state, model)
-        self._sequences = asked.sequences
-        self._echo = echo
-        self._logprobs = [CompletionLogprobs(self.token_bytes) for _ in range(len(jobs) * asked.sequences)]
-
-    def choice(self, index: int, text: str, logprobs: Any) -> dict[str, Any]:
-        return {"index": index, "text": self._echoed(index) + text, "logprobs": logprobs}
-
-    def chunk(self, text: str, logprobs: Any) -> dict[str, Any]:
-        return {"text": text, "logprobs": logprobs}
-
-    def opening(self, index: int) -> dict[str, Any] | None:
-        echoed = self._echoed(index)
-        return {"text": echoed, "logprobs": None} if echoed else None
-
-    def logprobs(self, index: int, tokens: Sequence[int], logprobs: Sequence[Any]) -> dict[str, Any]:
-        return self._logprobs[index].take(tokens, logprobs)
-
-    def _echoed(self, index: int) -> str:
-        return self._echo[index // self._sequences] if self._echo else ""
-
-
 async def _answer(
-    request: Request, state: State, asked: OpenAIRequest, jobs: Sequence[Job], shape: _Shape, ignored: Sequence[str]
+    request: Request, state: State, asked: OpenAIRequest, jobs: Sequence[Job], shape: Shape, ignored: Sequence[str]
 ) -> Response:
     headers = {"X-Maga-Ignored": ", ".join(ignored)} if ignored else {}
     generation = Generation(state.runtime, jobs)
@@ -205,7 +129,7 @@ async def _answer(
         )
 
 
-async def _whole(generation: Generation, asked: OpenAIRequest, shape: _Shape) -> dict[str, Any]:
+async def _whole(generation: Generation, asked: OpenAIRequest, shape: Shape) -> dict[str, Any]:
     logprobs: dict[int, list[Any]] = {}
     stops: dict[int, str | int | None] = {}
     async for deltas in generation.deltas():
@@ -229,7 +153,7 @@ async def _whole(generation: Generation, asked: OpenAIRequest, shape: _Shape) ->
     return {**shape.envelope(shape.name, choices), "usage": _usage(generation)}
 
 
-async def _events(generation: Generation, asked: OpenAIRequest, shape: _Shape) -> AsyncIterator[bytes]:
+async def _events(generation: Generation, asked: OpenAIRequest, shape: Shape) -> AsyncIterator[bytes]:
     """One choice an event: some clients look at the first choice only."""
     opened: set[int] = set()
 

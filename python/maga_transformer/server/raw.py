@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from uuid import uuid4
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -70,6 +69,7 @@ def parse(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> RawRequest:
     taken = {ALIASES.get(key, key) for key in top}  # the top level wins
     fields = {**{key: value for key, value in (nested or {}).items() if ALIASES.get(key, key) not in taken}, **top}
     config = GenerateConfig.parse(fields, defaults)
+    refuse_unless_neutral("logprobs", config.logprobs, (-1,))  # the answer has no place for them
     if config.return_incremental and not config.yield_generator:
         raise RequestError(
             Fault.body, "return_incremental needs yield_generator: only a stream has increments", "return_incremental"
@@ -135,7 +135,6 @@ async def _jobs(state: State, asked: RawRequest) -> list[Job]:
         prompts = [await render_chat(state, asked.chat)]
     else:
         prompts = [await encode_text(state, text) for text in asked.prompts or ()]
-    salt = "" if config.reuse_cache else uuid4().hex  # a salt of its own shares nothing
     return [
         runtime.prepare(
             Job(
@@ -143,7 +142,7 @@ async def _jobs(state: State, asked: RawRequest) -> list[Job]:
                 sampling=config.sampling(),
                 sequences=max(1, config.num_return_sequences),
                 timeout_seconds=config.timeout_seconds,
-                cache_salt=salt,
+                cache_salt=config.cache_salt,
             )
         )
         for prompt in prompts

@@ -55,7 +55,8 @@ def serve(config: Config) -> None:
 def greeting(runtime: Runtime, host: str, port: int) -> str:
     """The start message: what runs, on what, how much fits, and a command to try."""
     about = runtime.description
-    url = f"http://{'localhost' if host in ('0.0.0.0', '::', '') else host}:{port}"
+    name = "localhost" if host in ("0.0.0.0", "::", "") else f"[{host}]" if ":" in host else host
+    url = f"http://{name}:{port}"
     body = '{"prompt": "hello, what is your name", "generate_config": {"max_new_tokens": 100}}'
     lines = [
         f"maga_transformer {__version__}",
