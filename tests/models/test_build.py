@@ -97,6 +97,12 @@ def test_bad_config_names_the_key_or_tensor(key: str, llama: Path) -> None:
     assert str(llama) in str(error.value)
 
 
+def test_absurd_sizes_allocate_nothing(llama: Path) -> None:
+    edit_config(llama, hidden_size=2**39, head_dim=None)
+    with pytest.raises(ValueError, match=r"head_dim is 137438953472, expected at most 65536 .hidden_size is 549755813888."):
+        build(llama)
+
+
 def test_absent_keys(llama: Path) -> None:
     expected = build(llama).ops
     edit_config(llama, intermediate_size=None, vocab_size=None)

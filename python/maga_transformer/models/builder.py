@@ -53,12 +53,12 @@ class Builder:
 
     def rms_norm(self, x: View, module: str, eps: float) -> View:
         out = self._value(module, x.width, self._rows[x.value])
-        self.program.norm(out, x, weight=self._vector([module + ".weight"], x.width), kind="rms", eps=eps, group=x.width)
+        self.program.norm(out, x, weight=self._vector(module + ".weight", x.width), kind="rms", eps=eps, group=x.width)
         return out
 
     def head_norm(self, x: View, module: str, eps: float, head_dim: int) -> None:
         """RMS norm of each head, in place."""
-        self.program.norm(x, x, weight=self._vector([module + ".weight"], head_dim), kind="rms", eps=eps, group=head_dim)
+        self.program.norm(x, x, weight=self._vector(module + ".weight", head_dim), kind="rms", eps=eps, group=head_dim)
 
     def linear(self, x: View, module: str, *, width: int | None = None, bias: bool = False) -> View:
         return self.linears(x, [module], widths=[width], bias=bias)[0]
@@ -67,6 +67,9 @@ class Builder:
         """Several linears of one input as neighbouring columns of one value. Neighbours stored in the same format become one
         matrix; others stay apart, since a common format would cost bytes or exactness."""
         sizes = [self._matrix(m + ".weight", width, x.width)[0] for m, width in zip(modules, widths, strict=True)]
+        if bias:
+            for module, size in zip(modules, sizes, strict=True):
+                self._check(module + ".bias", (size,))
         value = self._value(_joined(modules), sum(sizes), self._rows[x.value])
         views, offset = [], 0
         for size in sizes:
@@ -77,11 +80,8 @@ class Builder:
             names, outs = zip(*group, strict=True)
             out = View(value.value, outs[0].offset, sum(view.width for view in outs))
             weight = self._weight([name + ".weight" for name in names], [out.width, x.width])
-            sources = [name + ".bias" for name in names]
-            if bias:
-                for source, view in zip(sources, outs, strict=True):
-                    self._check(source, (view.width,))
-            self.program.linear(out, x, weight=weight, bias=self._weight(sources, [out.width]) if bias else -1)
+            biases = self._weight([name + ".bias" for name in names], [out.width]) if bias else -1
+            self.program.linear(out, x, weight=weight, bias=biases)
         return views
 
     def qkv(self, x: View, module: str, heads: Heads, *, bias: bool = False) -> list[View]:
@@ -193,10 +193,9 @@ class Builder:
         found = self._check(name, (rows, columns))
         return found[0], found[1]
 
-    def _vector(self, sources: list[str], size: int) -> int:
-        for source in sources:
-            self._check(source, (size,))
-        return self._weight(sources, [size])
+    def _vector(self, name: str, size: int) -> int:
+        self._check(name, (size,))
+        return self._weight([name], [size])
 
     def _weight(self, sources: list[str], shape: list[int]) -> int:
         """One weight per set of sources, so that tied tensors are stored once."""

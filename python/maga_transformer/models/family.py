@@ -14,6 +14,7 @@ from maga_transformer.models.rope import read_rope
 
 log = logging.getLogger(__name__)
 
+_MAX_HEAD_DIM = 65536
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
@@ -75,7 +76,10 @@ class Family(ABC):
             raise config.error("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads, which is {heads}")
         if config.get("head_dim") is None and self.default_head_dim is None and self.hidden % heads:
             raise config.error("num_attention_heads", heads, f"a divisor of hidden_size, which is {self.hidden}")
-        return Heads(heads, kv_heads, config.integer("head_dim", self.default_head_dim or self.hidden // heads))
+        head_dim = config.integer("head_dim", self.default_head_dim or self.hidden // heads)
+        if head_dim > _MAX_HEAD_DIM:  # before the rope table makes an array of it
+            raise config.error("head_dim", head_dim, f"at most {_MAX_HEAD_DIM} (hidden_size is {self.hidden})")
+        return Heads(heads, kv_heads, head_dim)
 
     def _vocabulary_tensors(self, b: Builder) -> tuple[str, str]:
         """Names of the embedding and of the head. Tied models store one of them, or two equal ones; two that differ are both
