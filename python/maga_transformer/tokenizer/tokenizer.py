@@ -74,7 +74,8 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """`add_special_tokens`: bos and eos as the model wants them around a plain text; chat templates write their own."""
         try:
-            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+            # The batch call keeps no offsets, lets go of the GIL, and is several times faster on long texts.
+            return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except TypeError:  # half of a UTF-16 pair, as "\\ud800" in JSON gives it
             raise ValueError("the text holds a lone surrogate, which is no character") from None
 
