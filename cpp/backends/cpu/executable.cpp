@@ -10,8 +10,10 @@ namespace maga::cpu {
 namespace {
 
 constexpr int64_t kAlignment = 64;
-// Floats below which waking the other threads costs more than it brings, and floats of a share.
-constexpr int64_t kWorthThreads = 8 * 1024, kShare = 4 * 1024;
+// Floats below which waking the other threads costs more than it brings.
+constexpr int64_t kWorthThreads = 8 * 1024;
+// Rows of a share, at most: tokens of a prompt that share cache lines of a page should fall to one thread.
+constexpr int64_t kShareRows = 16;
 // A float that is rotated and written into a page, in floats that are only read and written: keys lie transposed in their pages,
 // so each touches a cache line of its own.
 constexpr int64_t kPrepareCost = 4;
@@ -103,7 +105,8 @@ void CpuExecutable::run(const Step& step) {
 template <typename Body>
 void CpuExecutable::over_rows(const View& view, int64_t floats_per_row, Body&& body) {
   const int64_t count = rows(view);
-  const int64_t grain = count * floats_per_row < kWorthThreads ? count : std::max<int64_t>(1, kShare / floats_per_row);
+  const int64_t share = std::clamp<int64_t>(count / (2 * device_->threads.size()), 1, kShareRows);
+  const int64_t grain = count * floats_per_row < kWorthThreads ? count : share;
   device_->threads.parallel_for(count, grain, [&](int64_t begin, int64_t end, int thread) { body(begin, end - begin, thread); });
 }
 
