@@ -30,6 +30,8 @@ install: check
 check:
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 10) <= v else f"Python 3.10 or newer is needed; {sys.executable} is {v[0]}.{v[1]}")'
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "Python's venv module is missing: apt-get install python3-venv"; exit 1; }
+	@test -f "$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" \
+	  || { echo "Python's headers are missing: apt-get install python3-dev"; exit 1; }
 	@command -v $${CXX:-g++} >/dev/null || { echo "No C++ compiler: apt-get install g++ (12 or newer), or set CXX"; exit 1; }
 	@echo 'static_assert(__GNUC__ >= 12 || __clang_major__ >= 15, "too old");' | $${CXX:-g++} -std=c++20 -fsyntax-only -xc++ - 2>/dev/null \
 	  || { echo "The C++ compiler $${CXX:-g++} is too old: g++ 12 or newer, or clang 15 or newer, is needed"; exit 1; }
