@@ -33,7 +33,8 @@ check:
 	@test -f "$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" \
 	  || { echo "Python's headers are missing: apt-get install python3-dev"; exit 1; }
 	@command -v $${CXX:-g++} >/dev/null || { echo "No C++ compiler: apt-get install g++ (12 or newer), or set CXX"; exit 1; }
-	@echo 'static_assert(__GNUC__ >= 12 || __clang_major__ >= 15, "too old");' | $${CXX:-g++} -std=c++20 -fsyntax-only -xc++ - 2>/dev/null \
+	@printf '#if __clang_major__ < 15 && (defined(__clang__) || __GNUC__ < 12)\n#error too old\n#endif\n' \
+	  | $${CXX:-g++} -std=c++20 -fsyntax-only -xc++ - 2>/dev/null \
 	  || { echo "The C++ compiler $${CXX:-g++} is too old: g++ 12 or newer, or clang 15 or newer, is needed"; exit 1; }
 
 lint:
