@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from maga_transformer._core import View
 
-from .case import quantize_rows
+from .case import OpProgram, quantize_rows
 from .cases import CASES, build
 from .harness import MODES, Mode, distance, expected, load, run
 
@@ -30,6 +31,24 @@ def test_quantized_activations(mode: Mode, name: str) -> None:
     got = run(load(mode.backend(), case), case)
     assert distance(got, expected(name, True)) < ROUNDED
     assert distance(got, expected(name, False)) < LOOSE
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("gated_linear")])
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_gated_linear_is_linear_and_activation(mode: Mode, name: str) -> None:
+    """Bit for bit, so that fusing changes no result."""
+    case = build(name)
+    (op,) = case.program.ops
+    (_, width, _), (_, out, _) = case.program.values
+    p = OpProgram(np.random.default_rng(0))
+    x, y, both = p.input("x", width), p.output("y", out), p.program.value("both", 2 * out, "tokens")
+    for data in case.weights:
+        p.weight(data)
+    p.program.linear(both, x, weight=op["weight"], bias=op.get("bias", -1))
+    p.program.activation(y, View(both.value, 0, out), View(both.value, out, out), kind=op["kind"])
+    unfused = p.case(case.runs)
+    (fused_results,), (results,) = (run(load(mode.backend(), c), c) for c in (case, unfused))
+    np.testing.assert_array_equal(fused_results[y.value], results[y.value])
 
 
 # One case of each op and kind of weight, with several tokens.

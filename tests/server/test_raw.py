@@ -34,6 +34,13 @@ def test_single(server):
     assert aux["cost_time"] > 0 and aux["cum_log_probs"][0] <= 0 and aux["beam_responses"] == []
 
 
+def test_cum_log_probs_is_the_sum_over_the_output(server):
+    asked = {"prompt": PROMPT, "temperature": 1.5, "seed": 3}
+    scores = server.post("/v1/completions", {**asked, "max_tokens": 6, "logprobs": 0, "top_p": 0.95}).json()["choices"][0]
+    for aux in (server.raw(**asked, max_new_tokens=6)["aux_info"], events(server, **asked, max_new_tokens=6)[0][-1]["aux_info"]):
+        assert aux["cum_log_probs"] == [pytest.approx(sum(scores["logprobs"]["token_logprobs"]))]
+
+
 def test_the_readme_command(server):
     """As curl sends it: a JSON body under a form's content type."""
     body = '{"prompt": "hello, what is your name", "generate_config": {"max_new_tokens": 5}}'

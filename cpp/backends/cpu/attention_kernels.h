@@ -1,5 +1,5 @@
 // The attention kernels' interface: one table an instruction set. Plain structs and internal functions only, for the reason that
-// row_kernels.h gives.
+// vec.h gives.
 //
 // Keys are reduced in segments of fixed size, aligned to K/V index 0, and segments are merged in order. So the result of a
 // (token, head) has the same bits alone and in a batch, in a chunk and in a whole prompt, on one thread and on many.

@@ -5,11 +5,16 @@
 
 namespace maga::cpu {
 namespace {
+
 #include "backends/cpu/vec_neon.inl"
-// clang-format off: the order matters
+// After the above:
 #include "backends/cpu/vec_math.inl"
+
+// Rows of a tile, and registers that it may hold as sums.
+constexpr int kTileRows = 6, kAccumulators = 24;
+
 #include "backends/cpu/attention.inl"
-// clang-format on
+
 }  // namespace
 
 const AttentionKernels kAttentionNeon = kTable;

@@ -25,21 +25,21 @@ void prepare_exact(const PackedMatrix& w, const float* x, int64_t x_stride, int6
 template <int kPanels, int kTokens>
 struct Accumulators {
   static constexpr int kRows = kPanels * kVectors;  // vectors of rows
-  F acc[kRows][kTokens];
+  Vec acc[kRows][kTokens];
 
   inline void begin(bool resume, TileSums sums) {
 #pragma GCC unroll 4
     for (int v = 0; v < kRows; ++v)
 #pragma GCC unroll 16
-      for (int m = 0; m < kTokens; ++m) acc[v][m] = resume ? load(sums.data + m * sums.stride + v * kLanes) : set1(0.0f);
+      for (int m = 0; m < kTokens; ++m) acc[v][m] = resume ? load(sums.data + m * sums.stride + v * kLanes) : broadcast(0.0f);
   }
   // x: this column's activations, one per token
-  inline void add_column(const F (&w)[kRows], const float* x) {
+  inline void add_column(const Vec (&w)[kRows], const float* x) {
 #pragma GCC unroll 16
     for (int m = 0; m < kTokens; ++m) {
-      const F broadcast = set1(x[m]);
+      const Vec activation = broadcast(x[m]);
 #pragma GCC unroll 4
-      for (int v = 0; v < kRows; ++v) acc[v][m] = fma(w[v], broadcast, acc[v][m]);
+      for (int v = 0; v < kRows; ++v) acc[v][m] = fma(w[v], activation, acc[v][m]);
     }
   }
   inline void end(TileSums sums) const {
@@ -50,16 +50,6 @@ struct Accumulators {
   }
 };
 
-struct Half {
-  uint16_t bits;
-};
-struct Bfloat {
-  uint16_t bits;
-};
-inline F load_dense(const float* p) { return load(p); }
-inline F load_dense(const Half* p) { return load_half(&p->bits); }
-inline F load_dense(const Bfloat* p) { return load_bfloat(&p->bits); }
-
 // `values`: one pointer a panel. Two panels share each broadcast activation where the registers allow it. `next`: bytes from here
 // to the values to prefetch.
 template <typename T, int kPanels, int kTokens>
@@ -69,12 +59,12 @@ void dense_tile(const void* const* values, int64_t cols, const float* x, bool re
   Accumulators<kPanels, kTokens> a;
   a.begin(resume, sums);
   for (int64_t col = 0; col < cols; ++col, x += kTokens) {
-    F w[kPanels * kVectors];
+    Vec w[kPanels * kVectors];
 #pragma GCC unroll 2
     for (int p = 0; p < kPanels; ++p) {
       prefetch(reinterpret_cast<const std::byte*>(row[p] + col * kPanelRows) + next);
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) w[p * kVectors + v] = load_dense(row[p] + col * kPanelRows + v * kLanes);
+      for (int v = 0; v < kVectors; ++v) w[p * kVectors + v] = load(row[p] + col * kPanelRows + v * kLanes);
     }
     a.add_column(w, x);
   }
@@ -88,25 +78,26 @@ template <class Codes, typename Take>
   const int64_t scale_bytes = w.half_scales ? 2 : 4;
   for (int64_t col = begin; col < end; col += w.unit) {
     const int64_t group = col / w.unit / w.group_units * kPanelRows;
-    F scale[kVectors], base[kVectors];
+    Vec scale[kVectors], base[kVectors];
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
       scale[v] = load_scale(panel + group * scale_bytes, v * kLanes, w.half_scales);
-      const F offset = w.has_offset ? load_scale(panel + w.offset_at + group * scale_bytes, v * kLanes, w.half_scales) : set1(0.0f);
-      base[v] = fma(scale[v], set1(static_cast<float>(-w.zero)), offset);
+      const Vec offset =
+          w.has_offset ? load_scale(panel + w.offset_at + group * scale_bytes, v * kLanes, w.half_scales) : broadcast(0.0f);
+      base[v] = fma(scale[v], broadcast(static_cast<float>(-w.zero)), offset);
     }
     const std::byte* codes = panel + w.codes_at + col / Codes::kColumns * kPanelRows * 4;
     for (int64_t step = 0; step < w.unit; step += Codes::kColumns, codes += kPanelRows * 4) {
       prefetch(codes + w.panel_bytes);
-      I words[kVectors];
+      Ints words[kVectors];
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) words[v] = load_words(codes + v * kLanes * 4);
 #pragma GCC unroll 8
       for (int i = 0; i < Codes::kColumns; ++i) {
-        F values[kVectors];
+        Vec values[kVectors];
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) {
-          const I code = bits_of(words[v], i % 4 * 8 + i / 4 * 4, Codes::kColumns == 8 ? 15 : 255);
+          const Ints code = bits_of(words[v], i % 4 * 8 + i / 4 * 4, Codes::kColumns == 8 ? 15 : 255);
           values[v] = fma(scale[v], to_float(code), base[v]);
         }
         take(col + step + i, values);
@@ -120,7 +111,7 @@ void codes_tile(const PackedMatrix& w, const std::byte* panel, const float* x, T
   Accumulators<1, kTokens> a;
   a.begin(false, sums);
   dequantize<Codes>(w, panel, 0, filled_cols(w),
-                    [&](int64_t col, const F(&values)[kVectors]) { a.add_column(values, x + col * kTokens); });
+                    [&](int64_t col, const Vec(&values)[kVectors]) { a.add_column(values, x + col * kTokens); });
   a.end(sums);
 }
 
@@ -129,8 +120,8 @@ void dense_tile_for(Form form, int count, const void* const* values, int64_t col
                     int64_t next) {
   with_count<kExactTile>(count, [&](auto c) {
     switch (form) {
-      case Form::f16: return dense_tile<Half, kPanels, c.value>(values, cols, x, resume, sums, next);
-      case Form::bf16: return dense_tile<Bfloat, kPanels, c.value>(values, cols, x, resume, sums, next);
+      case Form::f16: return dense_tile<F16, kPanels, c.value>(values, cols, x, resume, sums, next);
+      case Form::bf16: return dense_tile<BF16, kPanels, c.value>(values, cols, x, resume, sums, next);
       default: return dense_tile<float, kPanels, c.value>(values, cols, x, resume, sums, next);
     }
   });
@@ -144,7 +135,7 @@ void codes_tile_for(int count, const PackedMatrix& w, const std::byte* panel, co
 }
 
 void dequantize_chunk(const PackedMatrix& w, const std::byte* panel, int64_t begin, int64_t end, float* out) {
-  const auto put = [&](int64_t col, const F(&values)[kVectors]) {
+  const auto put = [&](int64_t col, const Vec(&values)[kVectors]) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) store(out + (col - begin) * kPanelRows + v * kLanes, values[v]);
   };

@@ -1,11 +1,7 @@
-// What the matrix kernels read and offer. Plain structs only: this header is compiled into every instruction set's translation
-// unit, and an inline function here could be emitted there and then run on a machine without that set.
+// What the matrix kernels read and offer. Plain structs only, for the reason that vec.h gives.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-
-#include "program/ops.h"
+#include "backends/cpu/vec.h"
 
 namespace maga::cpu {
 

@@ -6,8 +6,11 @@
 namespace maga::cpu {
 namespace {
 
-#include "backends/cpu/vectors_neon.inl"
+#include "backends/cpu/vec_neon.inl"
+// After the above:
+#include "backends/cpu/vec_math.inl"
 
+constexpr int kQuantizedTile = 8, kExactTile = 6, kExactPanels = 1;
 constexpr int kByteBias = 0;
 
 // Sums of 4 rows, in 16 bits, each in 4 parts.
@@ -18,7 +21,7 @@ struct PartSums {
     first = vmlal_s8(first, vget_low_s8(codes), vget_low_s8(x));
     second = vmlal_high_s8(second, codes, x);
   }
-  I total() const { return vpaddq_s32(vpaddlq_s16(first), vpaddlq_s16(second)); }
+  Ints total() const { return vpaddq_s32(vpaddlq_s16(first), vpaddlq_s16(second)); }
 };
 
 struct Nibbles {
@@ -33,7 +36,7 @@ struct Nibbles {
       sum.add(c.low, broadcast4(x));
       sum.add(c.high, broadcast4(x + 4));
     }
-    I total(int32_t start) const { return vaddq_s32(sum.total(), vdupq_n_s32(start)); }
+    Ints total(int32_t start) const { return vaddq_s32(sum.total(), vdupq_n_s32(start)); }
   };
 };
 
@@ -53,7 +56,7 @@ struct Bytes {
       low.add(c.low, four);
       high.add(c.high, four);
     }
-    I total(int32_t start) const { return vaddq_s32(vaddq_s32(low.total(), vshlq_n_s32(high.total(), 4)), vdupq_n_s32(start)); }
+    Ints total(int32_t start) const { return vaddq_s32(vaddq_s32(low.total(), vshlq_n_s32(high.total(), 4)), vdupq_n_s32(start)); }
   };
 };
 

@@ -6,8 +6,11 @@
 namespace maga::cpu {
 namespace {
 
-#include "backends/cpu/vectors_neon.inl"
+#include "backends/cpu/vec_neon.inl"
+// After the above:
+#include "backends/cpu/vec_math.inl"
 
+constexpr int kQuantizedTile = 8, kExactTile = 6, kExactPanels = 1;
 constexpr int kByteBias = 128;
 
 struct Nibbles {
@@ -16,13 +19,13 @@ struct Nibbles {
   static Nibbles load(const uint8_t* p) { return {low_nibbles(p), high_nibbles(p)}; }
 
   struct Sum {
-    I sum;
+    Ints sum;
     void begin(int32_t start) { sum = vdupq_n_s32(start); }
     void add(const Nibbles& c, const int8_t* x) {
       sum = vdotq_s32(sum, c.low, broadcast4(x));
       sum = vdotq_s32(sum, c.high, broadcast4(x + 4));
     }
-    I total(int32_t) const { return sum; }
+    Ints total(int32_t) const { return sum; }
   };
 };
 
@@ -32,10 +35,10 @@ struct Bytes {
   static Bytes load(const uint8_t* p) { return {vreinterpretq_s8_u8(veorq_u8(vld1q_u8(p), vdupq_n_u8(0x80)))}; }
 
   struct Sum {
-    I sum;
+    Ints sum;
     void begin(int32_t start) { sum = vdupq_n_s32(start); }
     void add(const Bytes& c, const int8_t* x) { sum = vdotq_s32(sum, c.codes, broadcast4(x)); }
-    I total(int32_t) const { return sum; }
+    Ints total(int32_t) const { return sum; }
   };
 };
 

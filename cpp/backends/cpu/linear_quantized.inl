@@ -72,16 +72,16 @@ void quantized_tile(const PackedMatrix& w, const std::byte* panel, const std::by
   const std::byte* offsets = panel + w.offset_at;
   const bool half_scales = w.half_scales, has_offset = w.has_offset;
   const int64_t units = w.units, group_units = w.group_units, panel_bytes = w.panel_bytes;
-  F acc[kVectors][kTokens];
+  Vec acc[kVectors][kTokens];
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v)
 #pragma GCC unroll 16
-    for (int m = 0; m < kTokens; ++m) acc[v][m] = set1(0.0f);
+    for (int m = 0; m < kTokens; ++m) acc[v][m] = broadcast(0.0f);
 
   int64_t left = group_units;
   for (int64_t u = 0; u < units; ++u, blocks += kTokens, codes += kSteps * kPanelRows * 4) {
     Codes c[kSteps][kVectors];
-    F scale[kVectors];
+    Vec scale[kVectors];
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
       scale[v] = load_scale(scales, v * kLanes, half_scales);
@@ -112,16 +112,16 @@ void quantized_tile(const PackedMatrix& w, const std::byte* panel, const std::by
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v)
           if (first + m < kTokens) {
-            const F products = to_float(sum[v][m].total(blocks[first + m].start));
-            acc[v][first + m] = fma(products, mul(scale[v], set1(blocks[first + m].scale)), acc[v][first + m]);
+            const Vec products = to_float(sum[v][m].total(blocks[first + m].start));
+            acc[v][first + m] = fma(products, scale[v] * broadcast(blocks[first + m].scale), acc[v][first + m]);
           }
     }
     if (has_offset)
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) {
-        const F offset = load_scale(offsets, v * kLanes, half_scales);
+        const Vec offset = load_scale(offsets, v * kLanes, half_scales);
 #pragma GCC unroll 16
-        for (int m = 0; m < kTokens; ++m) acc[v][m] = fma(offset, set1(blocks[m].sum), acc[v][m]);
+        for (int m = 0; m < kTokens; ++m) acc[v][m] = fma(offset, broadcast(blocks[m].sum), acc[v][m]);
       }
     if (--left == 0) {
       left = group_units;

@@ -1,5 +1,6 @@
 // Drives tile kernels over a range of blocks and tiles, and finishes each block of outputs: bias, gated activation, residual.
-// Included in the anonymous namespace of one instruction set, after its vectors (see linear_generic.cpp for what they offer).
+// Included in the anonymous namespace of one instruction set, after vec_math.inl (see linear_generic.cpp for what else it asks
+// for).
 
 constexpr int kVectors = kPanelRows / kLanes;  // vectors that span a panel's rows
 constexpr int64_t kGroupTokens = 96;           // tokens that share one dequantisation of a panel
@@ -34,8 +35,8 @@ inline void with_count(int count, Use&& use) {
 // which stops at page ends, a decode step took twice as long.
 inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
-inline F load_scale(const std::byte* scales, int lane, bool half) {
-  return half ? load_half(reinterpret_cast<const uint16_t*>(scales) + lane) : load(reinterpret_cast<const float*>(scales) + lane);
+inline Vec load_scale(const std::byte* scales, int lane, bool half) {
+  return half ? load(reinterpret_cast<const F16*>(scales) + lane) : load(reinterpret_cast<const float*>(scales) + lane);
 }
 
 // The sums of one tile: per token, `stride` floats, of which each panel takes 16.
@@ -61,54 +62,6 @@ BlockPanels panels_of(const LinearTask& task, int64_t block) {
   for (int64_t panel = first; panel < w.panels && panel < first + (up_row % kPanelRows ? 2 : 1); ++panel)
     result.panels[result.count++] = w.data + panel * w.panel_bytes;
   return result;
-}
-
-// e^x to about 1 ulp for -87 <= x <= 88, clamped to that range; NaN stays NaN.
-inline F exponential(F x) {
-  x = clamp(x, -87.0f, 88.0f);
-  const I n = round_to_int(mul(x, set1(1.44269504f)));
-  // Cody and Waite: ln 2 in two parts, the first with few enough bits that n times it is exact.
-  F r = fma(to_float(n), set1(-0.693359375f), x);
-  r = fma(to_float(n), set1(2.12194440e-4f), r);
-  F p = set1(1.0f / 5040);
-  p = fma(p, r, set1(1.0f / 720));
-  p = fma(p, r, set1(1.0f / 120));
-  p = fma(p, r, set1(1.0f / 24));
-  p = fma(p, r, set1(1.0f / 6));
-  p = fma(p, r, set1(0.5f));
-  p = fma(mul(p, r), r, r);
-  return mul(add(p, set1(1.0f)), power_of_two(n));
-}
-
-// x / (1 + e^-y)
-inline F times_sigmoid(F x, F y) { return divide(x, add(set1(1.0f), exponential(negate(y)))); }
-
-constexpr int kTailTerms = 10;
-constexpr float kTail[kTailTerms] = {0.0997440591f, 0.0995648280f, 0.0949326828f, 0.0746497735f,  0.0791662186f,
-                                     0.0263829287f, 0.0122958040f, 0.0635600463f, -0.0677830949f, 0.0174867567f};
-
-// x times the normal distribution function. With h = erfc(|x| / sqrt 2) / 2: x h for negative x, x - x h otherwise, so that the
-// relative error stays small on both sides. h = e^(-x^2 / 2) w p(w), w = 1 / (1 + |x| / 4), p fitted to 1e-7.
-inline F gelu(F x) {
-  const F size = absolute(x);
-  const F w = divide(set1(1.0f), fma(size, set1(0.25f), set1(1.0f)));
-  F p = set1(kTail[kTailTerms - 1]);
-#pragma GCC unroll 16
-  for (int i = kTailTerms - 2; i >= 0; --i) p = fma(p, w, set1(kTail[i]));
-  const F tail = mul(mul(mul(p, w), exponential(mul(mul(x, x), set1(-0.5f)))), x);
-  return where_negative(x, tail, subtract(x, tail));
-}
-
-inline F activate(ActivationKind kind, F x) {
-  switch (kind) {
-    case ActivationKind::silu: return times_sigmoid(x, x);
-    case ActivationKind::gelu: return gelu(x);
-    // (1 + tanh u) / 2 = sigmoid(2 u)
-    case ActivationKind::gelu_tanh:
-      return times_sigmoid(x, mul(mul(x, set1(1.59576912f)), fma(mul(x, x), set1(0.044715f), set1(1.0f))));
-    case ActivationKind::relu: return clamp(x, 0.0f, __builtin_inff());
-  }
-  return x;
 }
 
 // Copies the `count` floats that exist; the rest of the block is zero. Null: all zero.
@@ -137,14 +90,14 @@ void finish_block(const LinearTask& task, int64_t block, int64_t first_token, in
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
       const int lane = v * kLanes;
-      F value = load(row + lane);
-      if (task.bias) value = add(value, load(bias + lane));
+      Vec value = load(row + lane);
+      if (task.bias) value = value + load(bias + lane);
       if (task.gated) {
-        F up = load(row + up_at + lane);
-        if (task.bias) up = add(up, load(up_bias + lane));
-        value = mul(activate(task.activation, value), up);
+        Vec up = load(row + up_at + lane);
+        if (task.bias) up = up + load(up_bias + lane);
+        value = activate(task.activation, value) * up;
       }
-      if (residual) value = add(value, load(residual + lane));
+      if (residual) value = value + load(residual + lane);
       store(to + lane, value);
     }
     if (width < kPanelRows)

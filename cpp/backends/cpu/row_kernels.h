@@ -1,26 +1,13 @@
 // Kernels over rows of values, all but linears and attention: one table of functions an instruction set. Plain structs and
-// internal functions only: this header is compiled into every instruction set's translation unit, and a shared function emitted
-// there could be linked in for a machine without that set.
+// internal functions only, for the reason that vec.h gives.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-
-#include "core/dtype.h"
-#include "program/ops.h"
+#include "backends/cpu/vec.h"
 
 namespace maga::cpu {
 
 // Tokens of a K/V block. A page holds whole blocks; keys lie transposed in a block, so a vector's lanes are tokens.
 constexpr int64_t kBlockTokens = 16;
-
-// 16-bit floats in K/V pages.
-struct F16 {
-  uint16_t bits;
-};
-struct BF16 {
-  uint16_t bits;
-};
 
 struct NormRows {
   const float* in;

@@ -47,26 +47,16 @@ void norm(const NormRows& a) {
       norm_run(a, a.in + row * a.in_stride + g * a.group, a.out + row * a.out_stride + g * a.group);
 }
 
-template <typename Function>
-void activate(const ActivationRows& a, Function function) {
+void activation(const ActivationRows& a) {
   for (int64_t row = 0; row < a.rows; ++row) {
     const float* gate = a.gate + row * a.gate_stride;
     const float* up = a.up ? a.up + row * a.up_stride : nullptr;
     float* out = a.out + row * a.out_stride;
     for_each_vec(a.width, [&](int64_t i, int lanes) {
-      Vec y = function(load_up_to(gate + i, lanes));
+      Vec y = activate(a.kind, load_up_to(gate + i, lanes));
       if (up) y = y * load_up_to(up + i, lanes);
       store_up_to(out + i, y, lanes);
     });
-  }
-}
-
-void activation(const ActivationRows& a) {
-  switch (a.kind) {
-    case ActivationKind::silu: return activate(a, [](Vec x) { return silu(x); });
-    case ActivationKind::gelu: return activate(a, [](Vec x) { return gelu(x); });
-    case ActivationKind::gelu_tanh: return activate(a, [](Vec x) { return gelu_tanh(x); });
-    case ActivationKind::relu: return activate(a, [](Vec x) { return relu(x); });
   }
 }
 
@@ -88,7 +78,7 @@ inline void rotate_halves(float* x, const float* turn, int64_t half) {
   for_each_vec(half, [&](int64_t j, int lanes) {
     const Vec c = load_up_to(turn + j, lanes), s = load_up_to(turn + half + j, lanes);
     const Vec a = load_up_to(x + j, lanes), b = load_up_to(x + half + j, lanes);
-    store_up_to(x + j, fma(a, c, broadcast(0) - b * s), lanes);
+    store_up_to(x + j, fma(a, c, -(b * s)), lanes);
     store_up_to(x + half + j, fma(b, c, a * s), lanes);
   });
 }

@@ -1,11 +1,7 @@
 // Functions over Vec, the same for every instruction set. Included after a vec_*.inl, inside the same unnamed namespace.
 
-// 2^x, relative error below 2e-7; 0 below -126; exactly 1 at 0; NaN stays NaN. A minimax polynomial on [-1/2, 1/2].
-inline Vec exp2(Vec x) {
-  const Vec low = broadcast(-126.0f);
-  const Vec bounded = min_with(broadcast(127.0f), max_with(low, x));
-  const Vec n = round_even(bounded);
-  const Vec f = bounded - n;
+// 2^(n + f), relative error below 2e-7, n whole, f in [-1/2, 1/2]; exactly 1 at 0. A minimax polynomial in f.
+inline Vec power_of_two(Vec n, Vec f) {
   Vec p = broadcast(0.00015353361959569156f);
   p = fma(p, f, broadcast(0.0013398875016719103f));
   p = fma(p, f, broadcast(0.00961843691766262f));
@@ -13,13 +9,28 @@ inline Vec exp2(Vec x) {
   p = fma(p, f, broadcast(0.24022647738456726f));
   p = fma(p, f, broadcast(0.6931471824645996f));
   p = fma(p, f, broadcast(1.0f));
-  return zero_where_less(x, low, scale_by_power(p, n));
+  return scale_by_power(p, n);
+}
+
+// Both: 0 where the result would be below 2^-126, bounded above near 2^127; NaN stays NaN.
+inline Vec exp2(Vec x) {
+  const Vec low = broadcast(-126.0f);
+  const Vec bounded = min_with(broadcast(127.0f), max_with(low, x));
+  const Vec n = round_even(bounded);
+  return zero_where_less(x, low, power_of_two(n, bounded - n));
 }
 
 constexpr float kLog2E = 1.4426950408889634f;
 
-inline Vec exp(Vec x) { return exp2(x * broadcast(kLog2E)); }
-inline Vec sigmoid(Vec x) { return broadcast(1.0f) / (broadcast(1.0f) + exp(broadcast(0.0f) - x)); }
+inline Vec exp(Vec x) {
+  const Vec low = broadcast(-87.3f);
+  const Vec bounded = min_with(broadcast(88.0f), max_with(low, x));
+  const Vec n = round_even(bounded * broadcast(kLog2E));
+  // Cody and Waite: ln 2 in two parts, the first with few enough bits that n times it is exact.
+  Vec r = fma(n, broadcast(-0.693359375f), bounded);
+  r = fma(n, broadcast(2.12194440e-4f), r);
+  return zero_where_less(x, low, power_of_two(n, r * broadcast(kLog2E)));
+}
 
 // The normal distribution's integral up to -|x|, from a fit of exp(x^2 / 2) * phi(-x) in 1 / (1 + 0.35 x); relative error 3e-7
 // times max(1, x^2), so that the tail keeps its digits.
@@ -38,14 +49,24 @@ inline Vec normal_tail(Vec x) {
   return p * t * exp(z * z * broadcast(-0.5f));
 }
 
-inline Vec silu(Vec x) { return x * sigmoid(x); }
+inline Vec times_sigmoid(Vec x, Vec y) { return x / (broadcast(1.0f) + exp(-y)); }
+
 inline Vec gelu(Vec x) {
   const Vec tail = normal_tail(x);
   return x * select_negative(x, tail, broadcast(1.0f) - tail);
 }
 // 0.5 x (1 + tanh(u)) = x sigmoid(2u), u = sqrt(2 / pi) (x + 0.044715 x^3)
 inline Vec gelu_tanh(Vec x) {
-  const Vec inner = fma(x * x, broadcast(2 * 0.7978845608028654f * 0.044715f), broadcast(2 * 0.7978845608028654f));
-  return x * sigmoid(x * inner);
+  constexpr float kTwice = 2 * 0.7978845608028654f;
+  return times_sigmoid(x, x * fma(x * x, broadcast(kTwice * 0.044715f), broadcast(kTwice)));
 }
-inline Vec relu(Vec x) { return max_with(broadcast(0.0f), x); }
+
+inline Vec activate(ActivationKind kind, Vec x) {
+  switch (kind) {
+    case ActivationKind::silu: return times_sigmoid(x, x);
+    case ActivationKind::gelu: return gelu(x);
+    case ActivationKind::gelu_tanh: return gelu_tanh(x);
+    case ActivationKind::relu: return max_with(broadcast(0.0f), x);
+  }
+  return x;
+}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -135,11 +136,12 @@ async def _jobs(state: State, asked: RawRequest) -> list[Job]:
         prompts = [await render_chat(state, asked.chat)]
     else:
         prompts = [await encode_text(state, text) for text in asked.prompts or ()]
+    sampling = dataclasses.replace(config.sampling(), logprobs=0)  # for aux_info's cum_log_probs
     return [
         runtime.prepare(
             Job(
                 prompt=prompt,
-                sampling=config.sampling(),
+                sampling=sampling,
                 sequences=max(1, config.num_return_sequences),
                 timeout_seconds=config.timeout_seconds,
                 cache_salt=config.cache_salt,
