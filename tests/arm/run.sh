@@ -41,7 +41,7 @@ fi
 
 say "compiling for arm64"
 pybind11=$(python3 -m pybind11 --cmakedir)
-cmake -S . -B "$build/cmake" -G Ninja --toolchain tests/arm/toolchain.cmake --no-warn-unused-cli \
+CMAKE_TOOLCHAIN_FILE=$PWD/tests/arm/toolchain.cmake cmake -S . -B "$build/cmake" -G Ninja \
   -DMAGA_BENCH=ON -DMAGA_WERROR=ON -Dpybind11_DIR="$pybind11" >/dev/null
 cmake --build "$build/cmake"
 rm -rf "$build/package"

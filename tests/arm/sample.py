@@ -1,4 +1,4 @@
-"""A pytest plugin for slow machines: of tests whose names differ in numbers only (sizes, bits), the first and every sixth after it."""
+"""A pytest plugin: of tests whose names differ in numbers only (sizes, bits), it leaves the first and every sixth after it."""
 
 import re
 from collections import Counter
