@@ -20,7 +20,7 @@ test: install
 	@echo "== tests"
 	$(BIN)/python -m pytest tests
 
-# About ten minutes on two cores; FULL=1 runs every case.
+# About ten minutes on two cores; with FULL=1 the matrix kernels meet every form of weight.
 test-arm: tools
 	@PATH="$(abspath $(BIN)):$$PATH" tests/arm/run.sh
 
