@@ -103,24 +103,52 @@ void rope(const RopeRows& a) {
 }
 
 template <typename E>
+inline void put(E* to, Vec x, int lanes) {
+  if (lanes == kLanes) return store(to, x);
+  E all[kLanes];
+  store(all, x);
+  for (int i = 0; i < lanes; ++i) to[i] = all[i];
+}
+
+// A head's block of keys, and its token's values in it.
+template <typename E>
+struct KvTarget {
+  E *keys, *values;
+  int64_t lane;
+};
+
+// A token's keys lie 16 apart, on a cache line for every one or two of them, and in decode none of these lines is in the cache.
+// So the lines of the next head, or the next token, are asked for while this one's are written.
+template <typename E>
 void write_kv_as(const WriteKvRows& a) {
   const KvLayer& layer = a.layer;
+  constexpr int64_t kLine = 64 / sizeof(E);
+  const auto target = [&](int64_t row, int64_t head) {
+    const KvSlot& slot = a.slots[row];
+    E* keys = reinterpret_cast<E*>(kv_block(layer, slot.page, head, slot.block));
+    return KvTarget<E>{keys, keys + layer.head_dim * kBlockTokens + slot.lane * layer.v_dim, slot.lane};
+  };
+  const auto fetch = [&](const KvTarget<E>& t) {
+    for (int64_t i = 0; i < layer.head_dim * kBlockTokens; i += kLine) __builtin_prefetch(t.keys + i, 1);
+    for (int64_t i = 0; i < layer.v_dim; i += kLine) __builtin_prefetch(t.values + i, 1);
+  };
+  KvTarget<E> next = target(0, 0);
+  fetch(next);
   for (int64_t row = 0; row < a.rows; ++row)
     for (int64_t head = 0; head < layer.kv_heads; ++head) {
-      const KvSlot& slot = a.slots[row];
-      E* keys = reinterpret_cast<E*>(kv_block(layer, slot.page, head, slot.block));
-      E* values = keys + layer.head_dim * kBlockTokens + slot.lane * layer.v_dim;
+      const KvTarget<E> here = next;
+      if (head + 1 < layer.kv_heads || row + 1 < a.rows) {
+        next = head + 1 < layer.kv_heads ? target(row, head + 1) : target(row + 1, 0);
+        fetch(next);
+      }
       const float* k = a.k + row * a.k_stride + head * layer.head_dim;
       const float* v = a.v + row * a.v_stride + head * layer.v_dim;
       E lanes_of[kLanes];
       for_each_vec(layer.head_dim, [&](int64_t i, int lanes) {
         store(lanes_of, load_up_to(k + i, lanes));
-        for (int j = 0; j < lanes; ++j) keys[(i + j) * kBlockTokens + slot.lane] = lanes_of[j];
+        for (int j = 0; j < lanes; ++j) here.keys[(i + j) * kBlockTokens + here.lane] = lanes_of[j];
       });
-      for_each_vec(layer.v_dim, [&](int64_t i, int lanes) {
-        store(lanes_of, load_up_to(v + i, lanes));
-        for (int j = 0; j < lanes; ++j) values[i + j] = lanes_of[j];
-      });
+      for_each_vec(layer.v_dim, [&](int64_t i, int lanes) { put(here.values + i, load_up_to(v + i, lanes), lanes); });
     }
 }
 

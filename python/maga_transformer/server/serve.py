@@ -14,6 +14,7 @@ from maga_transformer import __version__
 from maga_transformer.config import Config, ConfigError, ineffective_settings
 from maga_transformer.runtime import Runtime
 from maga_transformer.server.app import create_app
+from maga_transformer.server.protocol import BoundedHead
 from maga_transformer.startup import load_runtime
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ def serve(config: Config) -> None:
         uvicorn.Config(
             create_app(runtime),
             loop="uvloop",
-            http="httptools",
+            http=BoundedHead,
             ws="none",
             lifespan="on",
             log_config=None,

@@ -1,0 +1,75 @@
+"""Requests whose head is too long or never ends, and that none of this touches an answer under way. Without a model."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import uvicorn
+from maga_transformer.server import protocol
+from uvicorn.server import ServerState
+
+GET = b"GET / HTTP/1.1\r\nHost: x\r\n"
+
+
+async def app(scope, receive, send):
+    """Answers in two parts, one late."""
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"a", "more_body": True})
+    await asyncio.sleep(0.3)
+    await send({"type": "http.response.body", "body": b"b"})
+
+
+@asynccontextmanager
+async def connection() -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    config, state = uvicorn.Config(app, lifespan="off", log_config=None, access_log=False), ServerState()
+    make = lambda: protocol.BoundedHead(config=config, server_state=state, app_state={})  # noqa: E731
+    server = await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        server.close()
+
+
+async def answer(*parts: bytes) -> bytes:
+    async with connection() as (reader, writer):
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(0.02)
+        return await asyncio.wait_for(reader.read(), 10)
+
+
+@pytest.mark.parametrize(
+    "endless", [GET + b"X-A: ", GET + b"X-A: a\r\n" * 100, b"GET /"], ids=["one header", "many headers", "the path"]
+)
+def test_a_head_without_end_is_refused(endless):
+    found = asyncio.run(answer(endless, *[b"a" * 22_000] * 3))
+    assert found.startswith(b"HTTP/1.1 431 ") and b'"error_code":507' in found
+
+
+@pytest.mark.parametrize("start", [b"", b"GET / HT", GET + b"X-A: b"])
+def test_a_head_that_does_not_come_is_refused(start, monkeypatch):
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.05)
+    assert asyncio.run(answer(start)).startswith(b"HTTP/1.1 408 ")
+
+
+def test_garbage_is_refused_in_json():
+    found = asyncio.run(answer(b"\x16\x03\x01garbage\r\n\r\n"))
+    assert found.startswith(b"HTTP/1.1 400 ") and b'"error_code":507' in found
+
+
+def test_long_bodies_and_requests_sent_ahead_are_no_head(monkeypatch):
+    """The second head is cut in the middle, and comes to its end only after the first answer took longer than a head may."""
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.2)
+
+    async def run() -> bytes:
+        async with connection() as (reader, writer):
+            writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 200000\r\n\r\n" + b"a" * 200_000 + GET)
+            found = await reader.readuntil(b"ab")
+            writer.write(b"Connection: close\r\n\r\n")
+            return found + await asyncio.wait_for(reader.read(), 10)
+
+    assert asyncio.run(run()).count(b"HTTP/1.1 200 OK") == 2
