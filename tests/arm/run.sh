@@ -6,6 +6,8 @@ cd "$(dirname "$0")/../.."
 build=$PWD/build-arm
 say() { echo "== $*"; }
 
+[ "$(. /etc/os-release && echo "$ID $VERSION_ID")" = "debian 12" ] \
+  || { echo "This needs Debian 12, whose arm64 packages it unpacks."; exit 1; }
 missing=()
 command -v aarch64-linux-gnu-g++ >/dev/null || missing+=(g++-aarch64-linux-gnu)
 command -v qemu-aarch64-static >/dev/null || missing+=(qemu-user-static)
