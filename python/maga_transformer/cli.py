@@ -125,7 +125,7 @@ def explain(
         kv_dtype=kv_cache_dtype,
         bandwidth_gb=bandwidth_gb,
         gflops=gflops,
-        console=Console(),
+        console=Console(width=160),  # a table is never cut; it is narrower than this
     )
 
 

@@ -50,13 +50,17 @@ class Config(BaseModel):
 
     # The model.
     checkpoint_path: str = _setting("", "Hugging Face folder or GGUF file")
-    tokenizer_path: str = _setting("", "tokenizer folder or file; empty: the checkpoint's own", flags=("--tokenizer",))
+    tokenizer_path: str = _setting(
+        "", "tokenizer folder or file; empty: the checkpoint's own", flags=("--tokenizer-path", "--tokenizer")
+    )
     model_type: str = _setting("", "model family; empty: read from the checkpoint")
     served_model_name: Annotated[list[str], BeforeValidator(_comma_list)] = _setting(
         [], "names the model answers to, comma separated; empty: the checkpoint's name"
     )
     generation_config_path: str = _setting(
-        "", "folder (or file) of a generation_config.json with default sampling values", flags=("--generation-config",)
+        "",
+        "folder (or file) of a generation_config.json with default sampling values",
+        flags=("--generation-config-path", "--generation-config"),
     )
     stop_words_str: JsonStrings = _setting([], "JSON list of strings that end every output")
     stop_words_list: JsonIdLists = _setting([], "JSON list of token id lists that end every output")
@@ -71,8 +75,10 @@ class Config(BaseModel):
     isa: str = _setting("", "instruction set of the kernels; empty: the best this machine has")
 
     # Memory and batching.
-    max_seq_len: int = _setting(0, "limit of prompt and output together; 0: the model's own", flags=("--max-model-len",), ge=0)
-    seq_size_per_block: int = _setting(16, "tokens of a K/V page", flags=("--block-size",), ge=1, le=1024)
+    max_seq_len: int = _setting(
+        0, "limit of prompt and output together; 0: the model's own", flags=("--max-seq-len", "--max-model-len"), ge=0
+    )
+    seq_size_per_block: int = _setting(16, "tokens of a K/V page", flags=("--seq-size-per-block", "--block-size"), ge=1, le=1024)
     kv_cache_mem_mb: int = _setting(-1, "MiB of the K/V pages; -1: sized from measured memory", ge=-1)
     kv_cache_dtype: Literal["auto", "fp32", "fp16", "bf16"] = _setting("auto", "element type of keys and values")
     max_num_seqs: int = _setting(64, "sequences that run at once", ge=1, le=65536)

@@ -5,13 +5,15 @@ import json
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 
-PROMPT = "hello, what is your name"
+QUESTION = "What is the capital of France, and what is it known for?"
+_open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open  # the server is local, whatever http_proxy says
 
 
 def demo_model() -> pathlib.Path:
@@ -22,32 +24,46 @@ def demo_model() -> pathlib.Path:
     return next(pathlib.Path(spec.origin).parent.glob("*.gguf"))
 
 
-def wait_until_ready(server: "subprocess.Popen[bytes]", url: str) -> float:
-    """Seconds until /health answers; ends the program if the server does."""
-    start = time.monotonic()
+def wait_until_ready(server: "subprocess.Popen[bytes]", url: str) -> None:
+    """Ends the program if the server ends."""
     while True:
         if server.poll() is not None:
             raise SystemExit(f"The server ended with status {server.returncode}; its messages are above.")
         try:
-            with urllib.request.urlopen(url + "/health", timeout=1):
-                return time.monotonic() - start
+            with _open(url + "/health", timeout=1):
+                return
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             time.sleep(0.05)
 
 
+def ask(url: str) -> None:
+    """Prints the answer to QUESTION as it comes, and how fast it came."""
+    body = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0, "max_tokens": 200, "stream": True}
+    request = urllib.request.Request(url + "/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
+    print(f"\nquestion  {QUESTION}\nanswer    ", end="", flush=True)
+    start = time.monotonic()
+    pieces = 0
+    with _open(request, timeout=300) as answer:
+        for line in answer:
+            if line.startswith(b"data: {"):
+                for choice in json.loads(line[len(b"data: ") :])["choices"]:
+                    text = choice["delta"].get("content")
+                    pieces += bool(text)
+                    print(text or "", end="", flush=True)
+    print(f"\n          ({pieces / (time.monotonic() - start):.0f} tokens/s)")
+
+
 def main() -> None:
     port = os.environ.get("START_PORT", "8088")
+    with socket.socket() as probe:
+        if probe.connect_ex(("127.0.0.1", int(port))) == 0:
+            raise SystemExit(f"Port {port} is taken; choose another: START_PORT=8089 make demo")
+    environment = dict(os.environ, CHECKPOINT_PATH=str(demo_model()), START_PORT=port)
     url = f"http://localhost:{port}"
-    environment = dict(os.environ, CHECKPOINT_PATH=str(demo_model()), START_PORT=port, FT_SERVER_TEST="1")
     server = subprocess.Popen([sys.executable, "-m", "maga_transformer.start_server"], env=environment)
     try:
-        seconds = wait_until_ready(server, url)
-        print(f"\nReady {seconds:.1f} s after the start of the process. Try, from another terminal:\n")
-        body = {"prompt": PROMPT, "generate_config": {"max_new_tokens": 1000}}
-        print(f"  curl -XPOST {url} -d '{json.dumps(body)}'\n")
-        request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=300) as answer:
-            print(json.dumps(json.load(answer), indent=2, ensure_ascii=False))
+        wait_until_ready(server, url)
+        ask(url)
         print("\nThe server stays up; Ctrl-C ends it.", flush=True)
         server.wait()
     except KeyboardInterrupt:

@@ -122,8 +122,10 @@ def _table(rows: list[Row], rates: Rates) -> Table:
     table.add_column("op")
     table.add_column("of")
     table.add_column("size")
-    for heading in ("weights", "K/V", "MFLOP", "floor ms", ""):
+    for heading in ("weights", "K/V", "MFLOP", "floor ms", "bound by"):
         table.add_column(heading, justify="right")
+    for column in table.columns:
+        column.no_wrap = True
     for count, block in _fold(rows):
         if count > 1:
             table.add_row(f"[bold]{count} times:[/bold]")
