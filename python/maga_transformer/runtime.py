@@ -107,6 +107,11 @@ class Runtime:
         self._check_ids(sampling)
         return dataclasses.replace(job, sampling=sampling)
 
+    def check_stop_words(self) -> None:
+        """Raises what every request would, should the configured stop words be wrong."""
+        job = self.prepare(Job(prompt=[0], sampling=Sampling(max_new_tokens=1)))
+        self._params(job.sampling).validate(self.tokenizer.vocab_size)
+
     def _check_ids(self, sampling: Sampling) -> None:
         vocab = self.tokenizer.vocab_size
         lists: list[tuple[str, Sequence[int]]] = [

@@ -41,8 +41,8 @@ def load_runtime(config: Config) -> Runtime:
             f"MAX_SEQ_LEN={context}: the model has {program.max_positions} positions; valid: 1 to {program.max_positions}"
         )
     kv_given = config.kv_cache_mem_mb >= 0
-    if kv_given:  # a size that is too small should not cost a load
-        pages, measured = kv_pages(config, page_bytes=page_bytes, context=context, free=0)
+    if kv_given:  # a size that cannot be should not cost a load
+        pages, measured = kv_pages(config, page_bytes=page_bytes, context=context, free=available_bytes())
 
     with loading_progress() as progress:
         weights = loader.load_weights(backend, program, source, progress=progress)
@@ -87,16 +87,26 @@ def load_runtime(config: Config) -> Runtime:
         load_seconds=time.monotonic() - started,
         sampling_defaults=defaults,
     )
-    return Runtime(config, engine, words, token_bytes, description)
+    runtime = Runtime(config, engine, words, token_bytes, description)
+    try:
+        runtime.check_stop_words()
+    except (RequestError, ValueError) as error:
+        raise ConfigError(
+            f"STOP_WORDS_STR, STOP_WORDS_LIST, FORCE_STOP_WORDS_STR, FORCE_STOP_WORDS_LIST: no request could use these: {error}"
+        ) from None
+    return runtime
 
 
 def kv_pages(config: Config, *, page_bytes: int, context: int, free: int) -> tuple[int, str]:
-    """How many pages the pool gets, and why. `free`: bytes that weights and buffers leave, for a pool of no given size: it holds
-    max_num_seqs full sequences, but takes at most half of them. ConfigError when not even one sequence fits."""
+    """How many pages the pool gets, and why. `free`: available bytes, for a pool of no given size those that weights and buffers
+    leave: it holds max_num_seqs full sequences, but takes at most half of them. ConfigError when not even one sequence fits, or
+    when there is less memory than was asked for."""
     page_tokens, context_given = config.seq_size_per_block, config.max_seq_len > 0
     per_sequence = -(-context // page_tokens)
     if config.kv_cache_mem_mb >= 0:
         pages, why = (config.kv_cache_mem_mb << 20) // page_bytes, f"KV_CACHE_MEM_MB={config.kv_cache_mem_mb}"
+        if config.kv_cache_mem_mb << 20 > free:
+            raise ConfigError(f"{why}: only {free >> 20} MiB of memory are available")
     else:
         wanted = config.max_num_seqs * per_sequence
         pages = max(0, min(wanted, free // 2 // page_bytes))

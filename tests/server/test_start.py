@@ -6,6 +6,8 @@ import subprocess
 import sys
 
 import pytest
+from maga_transformer.config import Config, ConfigError
+from maga_transformer.server import serve
 
 from .conftest import demo_model
 
@@ -26,6 +28,9 @@ def start(*arguments, module="maga_transformer.start_server", **environment):
         ({"CHECKPOINT_PATH": "DEMO", "TP_SIZE": "2"}, ["TP_SIZE=2"]),
         ({"CHECKPOINT_PATH": "DEMO", "MAX_SEQ_LEN": "100000"}, ["MAX_SEQ_LEN=100000", "8192"]),
         ({"CHECKPOINT_PATH": "DEMO", "KV_CACHE_MEM_MB": "1", "MAX_SEQ_LEN": "4096"}, ["KV_CACHE_MEM_MB", "MAX_SEQ_LEN=4096"]),
+        ({"CHECKPOINT_PATH": "DEMO", "KV_CACHE_MEM_MB": "99999999"}, ["KV_CACHE_MEM_MB=99999999", "available"]),
+        ({"CHECKPOINT_PATH": "DEMO", "STOP_WORDS_LIST": "[[999999]]"}, ["STOP_WORDS_LIST", "999999"]),
+        ({"CHECKPOINT_PATH": "DEMO", "FORCE_STOP_WORDS_STR": '[""]'}, ["FORCE_STOP_WORDS_STR", "empty"]),
         ({"CHECKPOINT_PATH": "DEMO", "ISA": "z80"}, ["z80"]),
         ({"CHECKPOINT_PATH": "DEMO", "MAGA_FAULT": "x"}, ["x"]),
         ({"CHECKPOINT_PATH": "DEMO", "GENERATION_CONFIG_PATH": "/nowhere"}, ["GENERATION_CONFIG_PATH=/nowhere"]),
@@ -50,6 +55,17 @@ def test_a_taken_port_is_named():
         port = taken.getsockname()[1]
         result = start(CHECKPOINT_PATH=str(demo_model()), START_PORT=str(port))
     assert result.returncode == 2 and str(port) in result.stderr and "START_PORT" in result.stderr
+
+
+def test_a_port_taken_during_the_load_is_named(monkeypatch):
+    """Until one of them listens, several processes may bind a port."""
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("0.0.0.0", 0))
+        port = other.getsockname()[1]
+        monkeypatch.setattr(serve, "load_runtime", lambda config: other.listen())
+        with pytest.raises(ConfigError, match=f"{port}.*START_PORT"):
+            serve.serve(Config.without_environment(checkpoint_path="x", port=port))
 
 
 def test_flags():

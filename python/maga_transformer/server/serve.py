@@ -19,6 +19,8 @@ from maga_transformer.startup import load_runtime
 
 log = logging.getLogger(__name__)
 
+_BACKLOG = 2048
+
 
 def serve(config: Config) -> None:
     """Returns after SIGTERM or SIGINT, when the running requests have ended."""
@@ -29,8 +31,9 @@ def serve(config: Config) -> None:
     )
     for name in ineffective_settings():
         log.warning("%s has no effect here: this engine does not have the part that it tunes, or sizes it by itself", name)
-    listener = _listen(config)  # before the weights: a taken port should not cost a load
+    listener = _bind(config)  # before the weights: a taken port should not cost a load
     runtime = load_runtime(config)
+    _listen(listener, config)
     server = _DrainingServer(
         runtime,
         uvicorn.Config(
@@ -44,7 +47,7 @@ def serve(config: Config) -> None:
             server_header=False,
             timeout_keep_alive=config.timeout_keep_alive,
             timeout_graceful_shutdown=max(1, round(config.drain_timeout)),
-            backlog=2048,
+            backlog=_BACKLOG,
         ),
     )
     port = listener.getsockname()[1]
@@ -72,17 +75,27 @@ def greeting(runtime: Runtime, host: str, port: int) -> str:
     return "\n".join([*lines, f"ready     {url}", f"try       curl -XPOST {url} -d '{body}'"])
 
 
-def _listen(config: Config) -> socket.socket:
+def _bind(config: Config) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
-        raise ConfigError(
-            f"cannot listen on {config.host}:{config.port} (START_PORT, --port, --host): {error.strerror or error}"
-        ) from None
+        raise _cannot_listen(config, error) from None
     return listener
+
+
+def _listen(listener: socket.socket, config: Config) -> None:
+    """Not before the server can answer. Another process may have bound the same port meanwhile; the first to listen keeps it."""
+    try:
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        raise _cannot_listen(config, error) from None
+
+
+def _cannot_listen(config: Config, error: OSError) -> ConfigError:
+    return ConfigError(f"cannot listen on {config.host}:{config.port} (START_PORT, --port, --host): {error.strerror or error}")
 
 
 class _DrainingServer(uvicorn.Server):
