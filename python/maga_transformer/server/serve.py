@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
 import socket
 import sys
 from types import FrameType
@@ -31,6 +33,8 @@ def serve(config: Config) -> None:
     )
     for name in ineffective_settings():
         log.warning("%s has no effect here: this engine does not have the part that it tunes, or sizes it by itself", name)
+    if os.getpid() == 1:  # a container's first process: the kernel drops signals that it has no handler for
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
     listener = _bind(config)  # before the weights: a taken port should not cost a load
     runtime = load_runtime(config)
     _listen(listener, config)
