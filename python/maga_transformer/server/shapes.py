@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 from uuid import uuid4
@@ -11,7 +12,7 @@ from maga_transformer.server.logprobs import CompletionLogprobs, chat_logprobs
 from maga_transformer.server.state import State
 
 
-class Shape:
+class Shape(ABC):
     """What differs between chat and completions."""
 
     prefix = ""
@@ -27,20 +28,21 @@ class Shape:
     def envelope(self, name: str, choices: list[Any]) -> dict[str, Any]:
         return {"id": self.id, "object": name, "created": self._created, "model": self._model, "choices": choices}
 
+    @abstractmethod
     def choice(self, index: int, text: str, logprobs: Any) -> dict[str, Any]:
         """Of a whole answer."""
-        raise NotImplementedError
 
+    @abstractmethod
     def chunk(self, text: str, logprobs: Any) -> dict[str, Any]:
         """Of a stream."""
-        raise NotImplementedError
 
+    @abstractmethod
     def opening(self, index: int) -> dict[str, Any] | None:
         """A choice's first chunk, before any text."""
-        raise NotImplementedError
 
+    @abstractmethod
     def logprobs(self, index: int, tokens: Sequence[int], logprobs: Sequence[Any]) -> dict[str, Any]:
-        raise NotImplementedError
+        """Of the tokens that a piece of text came from."""
 
 
 class ChatShape(Shape):
