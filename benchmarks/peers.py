@@ -86,7 +86,7 @@ class LlamaCpp:
 
 
 class Transformers:
-    """transformers with torch in fp32, greedy, with its own K/V cache."""
+    """transformers with torch in fp32, greedy, with its own K/V cache. A GGUF file needs the package accelerate too."""
 
     name = "transformers fp32"
 
