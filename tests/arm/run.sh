@@ -19,9 +19,9 @@ if [ ${#missing[@]} -gt 0 ]; then
 fi
 
 # An arm64 Debian's Python with all it depends on, unpacked into a folder; apt's state is a private one, as on an empty system.
-if [ ! -e "$build/root/done" ]; then
+if [ ! -e "$build/sysroot/done" ]; then
   say "fetching Debian's arm64 Python into build-arm/root"
-  rm -rf "$build/apt" "$build/root"
+  rm -rf "$build/apt" "$build/sysroot"
   mkdir -p "$build"/{root,apt/state/lists/partial,apt/cache/archives/partial}
   : >"$build/apt/status"
   private=(-qq -o APT::Architecture=arm64 -o APT::Architectures=arm64 -o APT::Sandbox::User=
@@ -29,8 +29,8 @@ if [ ! -e "$build/root/done" ]; then
   apt-get "${private[@]}" update
   apt-get "${private[@]}" install --download-only --no-install-recommends -y python3.11 libstdc++6
   (cd "$build/apt/cache/archives" && apt-get "${private[@]}" download libpython3.11-dev)
-  for package in "$build"/apt/cache/archives/*.deb; do dpkg -x "$package" "$build/root"; done
-  touch "$build/root/done"
+  for package in "$build"/apt/cache/archives/*.deb; do dpkg -x "$package" "$build/sysroot"; done
+  touch "$build/sysroot/done"
 fi
 if [ ! -e "$build/site/done" ]; then
   say "fetching numpy and pytest for arm64 into build-arm/site"
@@ -52,7 +52,7 @@ cp -r python/maga_transformer "$build/package"
 cmake --install "$build/cmake" --prefix "$build/package" >/dev/null
 
 # A processor of the kind that servers have: dot products, no SVE.
-qemu=(qemu-aarch64-static -cpu neoverse-n1 -L "$build/root")
+qemu=(qemu-aarch64-static -cpu neoverse-n1 -L "$build/sysroot")
 weights=(bf16 "q4 g32 offset" "q8 g32")
 if [ "${FULL:-0}" = 1 ]; then weights=(""); fi
 
@@ -62,5 +62,5 @@ for isa in neon neon_dotprod; do
 done
 
 say "op tests"
-PYTHONPATH=$build/package:$build/site PYTHONDONTWRITEBYTECODE=1 "${qemu[@]}" "$build/root/usr/bin/python3.11" -s -m pytest \
+PYTHONPATH=$build/package:$build/site PYTHONDONTWRITEBYTECODE=1 "${qemu[@]}" "$build/sysroot/usr/bin/python3.11" -s -m pytest \
   tests/ops -k neon -p no:cacheprovider -o timeout=3000 "$@"
