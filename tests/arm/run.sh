@@ -20,9 +20,9 @@ fi
 
 # An arm64 Debian's Python with all it depends on, unpacked into a folder; apt's state is a private one, as on an empty system.
 if [ ! -e "$build/sysroot/done" ]; then
-  say "fetching Debian's arm64 Python into build-arm/root"
+  say "fetching Debian's arm64 Python into build-arm/sysroot"
   rm -rf "$build/apt" "$build/sysroot"
-  mkdir -p "$build"/{root,apt/state/lists/partial,apt/cache/archives/partial}
+  mkdir -p "$build"/{sysroot,apt/state/lists/partial,apt/cache/archives/partial}
   : >"$build/apt/status"
   private=(-qq -o APT::Architecture=arm64 -o APT::Architectures=arm64 -o APT::Sandbox::User=
     -o Dir::State="$build/apt/state" -o Dir::State::status="$build/apt/status" -o Dir::Cache="$build/apt/cache")
