@@ -1,4 +1,4 @@
-// Matrix kernels for AVX-512 without VNNI: integer sums as in linear_avx2.cpp, in vectors of twice the width.
+// Matrix kernels for AVX-512 without VNNI.
 #include <immintrin.h>
 
 #include "backends/cpu/linear_kernels.h"
@@ -12,6 +12,7 @@ namespace {
 
 constexpr int kQuantizedTile = 16, kExactTile = 12, kExactPanels = 2;
 constexpr int kByteBias = 0;
+constexpr int kByteTokens = 4;  // of byte codes, whose sums fit into the registers
 
 // The empty statement holds the order: gcc reassociates vector additions, and then keeps all products of a unit on the stack.
 inline void add_products(Ints& sum, Ints codes, Ints x) {
@@ -19,43 +20,12 @@ inline void add_products(Ints& sum, Ints codes, Ints x) {
   asm("" : "+v"(sum));
 }
 inline Ints sum_pairs(Ints sums) { return _mm512_madd_epi16(sums, _mm512_set1_epi16(1)); }
+inline Ints plus(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
+inline Ints times16(Ints x) { return _mm512_slli_epi32(x, 4); }
+inline Ints broadcast_int(int32_t x) { return _mm512_set1_epi32(x); }
 
-struct Nibbles {
-  static constexpr int kColumns = 8, kTokensAtOnce = 4;
-  Ints low, high;
-  static Nibbles load(const uint8_t* p) { return {low_nibbles(p), high_nibbles(p)}; }
-
-  struct Sum {
-    Ints sum;  // 16-bit
-    void begin(int32_t) { sum = _mm512_setzero_si512(); }
-    void add(const Nibbles& c, const int8_t* x) {
-      add_products(sum, c.low, broadcast4(x));
-      add_products(sum, c.high, broadcast4(x + 4));
-    }
-    Ints total(int32_t start) const { return _mm512_add_epi32(sum_pairs(sum), _mm512_set1_epi32(start)); }
-  };
-};
-
-struct Bytes {
-  static constexpr int kColumns = 4, kTokensAtOnce = 4;
-  Ints low, high;
-  static Bytes load(const uint8_t* p) { return {low_nibbles(p), high_nibbles(p)}; }
-
-  struct Sum {
-    Ints low, high;  // 16-bit
-    void begin(int32_t) { low = high = _mm512_setzero_si512(); }
-    void add(const Bytes& c, const int8_t* x) {
-      const Ints four = broadcast4(x);
-      add_products(low, c.low, four);
-      add_products(high, c.high, four);
-    }
-    Ints total(int32_t start) const {
-      const Ints products = _mm512_add_epi32(sum_pairs(low), _mm512_slli_epi32(sum_pairs(high), 4));
-      return _mm512_add_epi32(products, _mm512_set1_epi32(start));
-    }
-  };
-};
-
+// After the above:
+#include "backends/cpu/linear_maddubs.inl"
 #include "backends/cpu/linear_run.inl"
 // After the above:
 #include "backends/cpu/linear_exact.inl"
