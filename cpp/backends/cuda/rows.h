@@ -1,0 +1,118 @@
+// Kernels over rows of values: embed, norm, rope, K/V write, activation, add, select. `type` is the compute type of the program
+// (f32, f16, bf16); arithmetic is fp32 inside. A row of a value: base + row * stride, in elements.
+#pragma once
+
+#include "backends/cuda/device_step.h"
+#include "backends/cuda/queue.h"
+#include "core/dtype.h"
+#include "program/ops.h"
+
+namespace maga::cuda {
+
+struct Matrix {
+  void* data = nullptr;
+  int64_t stride = 0;
+};
+
+// Partial sums of a linear that some kernel left to the next: out = sum over slabs in order, then + bias, then + residual.
+struct Slabs {
+  const float* data = nullptr;  // (count, rows, width); null: none
+  int count = 0;
+  const void* bias = nullptr;  // (width) or null
+};
+
+// out[t] = table[id of token t] * scale, ids below 0 resolved through step.chosen
+struct EmbedArgs {
+  const void* table = nullptr;  // (vocab, width)
+  Matrix out;
+  int width = 0;
+  float scale = 1;
+};
+void embed(const Queue&, DType type, const DeviceStep&, const EmbedArgs&);
+
+// As Norm of program/ops.h. With slabs (group == width only): sum = slabs + bias + residual is rounded to `type` and stored to
+// `sum`, and what is normalised is that; `in` is not read.
+struct NormArgs {
+  Matrix in, out;
+  int rows = 0, width = 0, group = 0;
+  const void* weight = nullptr;
+  const void* bias = nullptr;
+  NormKind kind = NormKind::rms;
+  float eps = 0, weight_offset = 0;
+  Slabs slabs;
+  Matrix residual;  // null: none
+  Matrix sum;
+};
+void norm(const Queue&, DType type, const NormArgs&);
+
+// out = slabs + bias + residual, where no norm follows.
+struct ReduceArgs {
+  Slabs slabs;
+  Matrix residual, out;
+  int rows = 0, width = 0;
+};
+void reduce(const Queue&, DType type, const ReduceArgs&);
+
+// A rope table's cosines and sines for the tokens of a step, computed once a step: turns (tokens, rotary_dim / 2) as (cos, sin),
+// both times the table's multiplier. Angles are computed so that positions up to 10^6 keep fp32 accuracy.
+struct RopeTableArgs {
+  const float* inv_freq = nullptr;  // (rotary_dim / 2) device
+  int rotary_dim = 0;
+  float multiplier = 1;
+  float theta = 0, dynamic_factor = 0;  // dynamic NTK, see program/program.h; factor 0: off
+  int64_t max_positions = 0;
+  float2* turns = nullptr;
+};
+void rope_turns(const Queue&, const DeviceStep&, const RopeTableArgs&);
+
+struct RopeArgs {
+  Matrix x;
+  int rows = 0, heads = 0, head_dim = 0, rotary_dim = 0;
+  bool interleaved = false;
+  const float2* turns = nullptr;
+};
+void rope(const Queue&, DType type, const RopeArgs&);
+
+// PrepareQkv of program/ops.h: takes q, k, v from their matrices, or, with slabs, from partial sums whose row is (q | k | v);
+// norms, rotates, writes q to `q` and k, v into the pages. Also the plain K/V write of Attention: no norm, no turns, heads 0.
+struct PrepareArgs {
+  Matrix q, k, v;  // q is written back in place; with slabs only q.data is used, for the result
+  Slabs slabs;
+  int rows = 0, heads = 0, kv_heads = 0;
+  const void* q_norm = nullptr;
+  const void* k_norm = nullptr;
+  float eps = 0, weight_offset = 0;
+  int rotary_dim = 0;
+  bool interleaved = false;
+  const float2* turns = nullptr;  // null: no rope
+  KvLayer layer;
+  DType kv_type = DType::bf16;
+};
+void prepare_qkv(const Queue&, DType type, const DeviceStep&, const PrepareArgs&);
+
+// out = act(gate) * up; without up: act(gate)
+struct ActivationArgs {
+  Matrix gate, up, out;
+  int rows = 0, width = 0;
+  ActivationKind kind = ActivationKind::silu;
+};
+void activation(const Queue&, DType type, const ActivationArgs&);
+
+struct AddArgs {
+  Matrix a, b, out;
+  int rows = 0, width = 0;
+};
+void add(const Queue&, DType type, const AddArgs&);
+
+// out[r] = in[step.logit_rows[r]]
+struct SelectArgs {
+  Matrix in, out;
+  int width = 0;
+};
+void select(const Queue&, DType type, const DeviceStep&, const SelectArgs&);
+
+// (rows, width) of `type` from or to fp32, for reading and writing values by hand.
+void widen(const Queue&, DType type, Matrix in, float* out, int64_t rows, int width);
+void narrow(const Queue&, DType type, const float* in, Matrix out, int64_t rows, int width);
+
+}  // namespace maga::cuda
