@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "backends/draw.h"
 #include "program/fuse.h"
 #include "program/program.h"
 #include "program/step.h"
@@ -26,7 +27,7 @@ struct Limits {
   int64_t tokens = 0;       // tokens of a step
   int64_t sequences = 0;    // sequences of a step
   int64_t logit_rows = 0;   // rows of logits of a step
-  int64_t pages = 0;        // K/V pages in the pool
+  int64_t pages = 0;        // K/V pages in the pool; 0: as many as the device has room for, where the backend can tell
   int64_t page_tokens = 0;  // tokens a page holds, for all layers
   DType kv_dtype = DType::f16;
 };
@@ -42,8 +43,20 @@ class Executable {
   virtual void run(const Step& step) = 0;
   // (step.logit_rows, vocab) of the last run, on the host, valid until the next run.
   virtual std::span<const float> logits() = 0;
-  // Copies the K/V entries of page `from` to page `to` in every layer (copy-on-write).
+  // Copies the K/V entries of page `from` to page `to` in every layer (copy-on-write), after the steps enqueued so far.
   virtual void copy_page(int32_t from, int32_t to) = 0;
+
+  // --- A device that runs apart from the host and chooses tokens itself. The loop plans a step while the one before it runs. ---
+
+  virtual bool asynchronous() const { return false; }
+  // Queues a step and its draws (at most limits().logit_rows) and returns before it has run; what the spans point to is free
+  // again then. An id of -1 - i in `step.ids` stands for the token that draw i of the step enqueued before chooses. At most
+  // kStepsInFlight steps may be enqueued and not collected.
+  static constexpr int kStepsInFlight = 2;
+  virtual void enqueue(const Step& step, std::span<const Draw> draws);
+  // Waits for the oldest step not collected: what its draws chose, valid until the next call. Throws Error if the step failed.
+  // logits() are that step's until the next step is enqueued, if there was none behind it.
+  virtual std::span<const Drawn> collect();
 
   // For op tests and embeddings that come from outside: rows of a value, row-major (rows, width).
   virtual void write_value(ValueId value, std::span<const float> rows) = 0;
@@ -79,6 +92,23 @@ struct CpuOptions {
   std::string isa;                   // "": the best this machine has; else generic, avx2, avx512, avx512_vnni, neon, neon_dotprod
 };
 std::shared_ptr<Backend> make_cpu_backend(const CpuOptions& options);
+
+struct CudaOptions {
+  int device = 0;                  // as the CUDA runtime numbers them
+  DType compute = DType::bf16;     // of weights and values: bf16, f16 or f32
+  double memory_utilization = 0.9; // share of the card's memory that weights, buffers and pages may take together
+};
+// Loads the CUDA library that lies beside the core. Throws Error saying what is missing: the library, a driver, a card.
+std::shared_ptr<Backend> make_cuda_backend(const CudaOptions& options);
+
+// A card that the CUDA backend could use.
+struct CudaDevice {
+  std::string name;
+  int64_t total_bytes = 0, free_bytes = 0;
+  int capability = 0;  // 90: sm_90
+};
+// Empty where there is no library, driver or card; `why` then says which, if given.
+std::vector<CudaDevice> cuda_devices(std::string* why = nullptr);
 
 // Plain loops in double precision: the oracle of all op tests, never used in production.
 std::shared_ptr<Backend> make_reference_backend();
