@@ -24,6 +24,14 @@ void check_step(const Step& s, const Limits& limits, bool keeps_kv, int64_t voca
   for (const int32_t id : s.ids)
     MAGA_CHECK(id >= -earlier_draws && id < vocab, "token id ", id, " with a vocabulary of ", vocab, " and ", earlier_draws,
                " draws before");
+  MAGA_CHECK(s.tree.empty() || size(s.tree) == tokens, size(s.tree), " tree masks for ", tokens, " tokens");
+  for (int64_t i = 0; !s.tree.empty() && i < sequences; ++i) {
+    const int64_t begin = s.sequence_start[i], fresh = s.sequence_start[i + 1] - begin;
+    MAGA_CHECK(fresh <= 64, "a tree of ", fresh, " tokens, at most 64 fit");
+    for (int64_t t = 0; t < fresh; ++t)
+      MAGA_CHECK((s.tree[begin + t] >> t & 1) && (fresh == 64 || s.tree[begin + t] >> fresh == 0), "token ", t,
+                 " of a tree does not see itself, or sees tokens that are not there");
+  }
   int64_t previous = -1;
   for (const int32_t row : s.logit_rows) {
     MAGA_CHECK(row > previous && row < tokens, "logit row ", row, " after ", previous, " of ", tokens, " tokens");
