@@ -14,7 +14,8 @@ namespace maga::cuda {
 // What layers must share to share a plan.
 struct AttentionShape {
   int heads = 0, kv_heads = 0, head_dim = 0, v_dim = 0;
-  int64_t window = 0;  // 0: all
+  int64_t window = 0;           // 0: all
+  bool special_scores = false;  // some layer has a soft cap, ALiBi or sinks
   bool operator==(const AttentionShape&) const = default;
 };
 

@@ -22,6 +22,10 @@ struct DeviceStep {
   const int64_t* slots = nullptr;  // (tokens) page * page_tokens + place in the page: where its K/V entry goes; -1: nowhere
   const int32_t* token_sequence = nullptr;  // (tokens) the sequence of each token
   const int32_t* logit_rows = nullptr;      // (rows) tokens
+
+  // (tokens) or null: every token sees the tokens before it. Else bit i is set where the token sees the i-th token that its sequence
+  // brings (what was in the pages before, it sees in any case); sequences that bring more than 64 tokens ignore it.
+  const uint64_t* tree_mask = nullptr;
 };
 
 // The pages of one layer. Keys: pool + page * page_stride + head * head_stride + token * head_dim, in elements; values likewise.

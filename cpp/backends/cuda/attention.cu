@@ -1,0 +1,225 @@
+#include "backends/cuda/attention.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "backends/cuda/attention_fa3.h"
+#include "backends/cuda/attention_generic.h"
+#include "backends/cuda/attention_mma.h"
+#include "backends/cuda/attention_plan.h"
+#include "backends/cuda/launch.cuh"
+
+namespace maga::cuda {
+namespace {
+
+constexpr int kFewRows = 16;        // packed rows of the small tile
+
+// Device memory that is freed with its owner.
+struct Allocation {
+  void* data = nullptr;
+  explicit Allocation(size_t bytes) {
+    if (bytes == 0) return;
+    MAGA_CUDA(cudaMalloc(&data, bytes));
+    if (const cudaError_t error = cudaMemset(data, 0, bytes); error != cudaSuccess) {
+      cudaFree(data);
+      MAGA_CUDA(error);
+    }
+  }
+  ~Allocation() { cudaFree(data); }
+  Allocation(const Allocation&) = delete;
+};
+
+// Hands out parts of one allocation; with a null base it only counts.
+struct Carver {
+  unsigned char* base = nullptr;
+  size_t used = 0;
+  template <typename T>
+  T* take(size_t count) {
+    used = (used + 255) / 256 * 256;
+    T* at = reinterpret_cast<T*>(base + used);
+    used += count * sizeof(T);
+    return at;
+  }
+};
+
+// How one kernel is launched on this device, and its work list.
+struct Lane {
+  MmaKernel kernel;
+  int stages = 0, shared_bytes = 0, ctas = 0;
+  WorkList work;
+};
+
+Lane make_lane(const MmaKernel& kernel, const cudaDeviceProp& device) {
+  Lane lane{.kernel = kernel};
+  const auto bytes = [&](int stages) { return stages * kernel.stage_bytes + kernel.scratch_bytes; };
+  // Two CTAs an SM hide each other's merges, if both can keep two blocks under way; else one with all the memory.
+  const auto fits = [&](int ctas, int stages) {
+    return bytes(stages) <= static_cast<int>(device.sharedMemPerBlockOptin) &&
+           ctas * (bytes(stages) + static_cast<int>(device.reservedSharedMemPerBlock)) <=
+               static_cast<int>(device.sharedMemPerMultiprocessor);
+  };
+  for (int stages : {4, 3})
+    if (lane.stages == 0 && fits(2, stages)) lane.stages = stages;
+  for (int stages : {4, 3, 2})
+    if (lane.stages == 0 && fits(1, stages)) lane.stages = stages;
+  if (lane.stages == 0) return {};
+  lane.shared_bytes = bytes(lane.stages);
+  MAGA_CUDA(cudaFuncSetAttribute(kernel.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, lane.shared_bytes));
+  int an_sm = 0;
+  MAGA_CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&an_sm, kernel.kernel, kernel.threads, lane.shared_bytes));
+  lane.ctas = std::max(1, an_sm) * device.multiProcessorCount;
+  return lane;
+}
+
+void carve(Carver& carver, Lane& lane, int64_t sequences) {
+  lane.work = {.sequences = carver.take<WorkSequence>(sequences),
+               .places = carver.take<WorkPlace>(lane.ctas),
+               .total = carver.take<WorkTotal>(1),
+               .before = carver.take<int>(sequences + 1),
+               .ctas = lane.ctas,
+               .rows = lane.kernel.rows,
+               .block_keys = lane.kernel.block_keys};
+}
+
+}  // namespace
+
+struct AttentionPlan::State {
+  AttentionShape shape;
+  DType type, kv_type;
+  int page_tokens;
+  Lane few, many;  // none: the generic kernel
+  float* partial_out = nullptr;
+  float2* partial_sums = nullptr;
+  int* arrived = nullptr;
+  std::unique_ptr<Allocation> memory;
+  std::unique_ptr<Fa3Plan> fa3;  // null: not here
+
+  // Of the planned step.
+  bool run_few = false, run_many = false, zero_rest = false;
+  bool fa3_run = false;
+  int64_t tokens = 0;  // that are no padding; known unless the plan is captured
+
+  void allocate(int64_t sequences);
+  bool generic() const { return few.ctas == 0 || many.ctas == 0; }
+  MmaArgs mma_args(const DeviceStep& step, const AttentionArgs& args, const Lane& lane) const;
+};
+
+void AttentionPlan::State::allocate(int64_t sequences) {
+  const auto layout = [&](Carver carver) {
+    carve(carver, few, sequences);
+    carve(carver, many, sequences);
+    // The two kernels run one after the other and share this.
+    const size_t rows = 2 * std::max(few.ctas * few.kernel.rows, many.ctas * many.kernel.rows);
+    partial_out = carver.take<float>(rows * shape.head_dim);
+    partial_sums = carver.take<float2>(rows);
+    arrived = carver.take<int>(std::max(few.ctas, many.ctas));
+    return carver.used;
+  };
+  memory = std::make_unique<Allocation>(layout({}));
+  layout({.base = static_cast<unsigned char*>(memory->data)});
+}
+
+AttentionPlan::AttentionPlan(const AttentionShape& shape, DType type, DType kv_type, int page_tokens, int64_t tokens,
+                             int64_t sequences, int64_t pages)
+    : state_(new State{.shape = shape, .type = type, .kv_type = kv_type, .page_tokens = page_tokens}) {
+  std::unique_ptr<State> state(state_);  // until all is there
+  MAGA_CHECK(shape.kv_heads > 0 && shape.heads % shape.kv_heads == 0, shape.heads, " heads over ", shape.kv_heads);
+  MAGA_CHECK(page_tokens >= 16 && std::has_single_bit(static_cast<unsigned>(page_tokens)), "pages of ", page_tokens, " tokens");
+  MAGA_CHECK(shape.head_dim <= kGenericHeadDim && shape.v_dim <= kGenericHeadDim, "head sizes ", shape.head_dim, ", ", shape.v_dim);
+  int current = 0;
+  cudaDeviceProp device{};
+  MAGA_CUDA(cudaGetDevice(&current));
+  MAGA_CUDA(cudaGetDeviceProperties(&device, current));
+  const MmaKernels kernels = attention_mma(type, shape.head_dim);
+  if (device.major >= 8 && kv_type == type && shape.v_dim == shape.head_dim && kernels.few.kernel != nullptr) {
+    state->few = make_lane(kernels.few, device);
+    state->many = make_lane(kernels.many, device);
+  }
+  if (!state->generic()) {
+    state->allocate(sequences);
+    if (!shape.special_scores) state->fa3 = make_fa3_plan(shape, type, tokens);
+  }
+  state.release();
+}
+
+AttentionPlan::~AttentionPlan() { delete state_; }
+
+const AttentionShape& AttentionPlan::shape() const { return state_->shape; }
+
+void AttentionPlan::plan(const Queue& queue, const DeviceStep& step, const Step* host) {
+  State& s = *state_;
+  if (s.generic()) return;
+  const int group = s.shape.heads / s.shape.kv_heads;
+  int own = step.sequences;  // sequences below this one go to our kernels, the rest to FlashAttention-3
+  s.run_few = s.run_many = s.fa3_run = false;
+  s.zero_rest = host == nullptr || step.tokens > host->tokens();
+  if (host == nullptr) {
+    (group <= kFewRows ? s.run_few : s.run_many) = true;
+  } else {
+    s.tokens = host->tokens();
+    own = static_cast<int>(host->sequences());
+    const auto tokens = [&](int i) { return host->sequence_start[i + 1] - host->sequence_start[i]; };
+    if (s.fa3 != nullptr && step.tree_mask == nullptr)
+      while (own > 0 && tokens(own - 1) >= kFa3Tokens) --own;
+    s.fa3_run = own < host->sequences();
+    if (s.fa3_run) s.fa3->plan(queue, *host, own);
+    for (int i = 0; i < own; ++i)
+      if (tokens(i) > 0) (tokens(i) * group <= kFewRows ? s.run_few : s.run_many) = true;
+  }
+  if (!s.run_few && !s.run_many) return;
+  PlanArgs args{.shape = {group, s.shape.kv_heads, static_cast<int>(s.shape.window), step.tree_mask != nullptr},
+                .few = s.few.work,
+                .many = s.many.work,
+                .sequences = own};
+  if (!s.run_few) args.few.ctas = 0;
+  if (!s.run_many) args.many.ctas = 0;
+  attention_plan(queue, step, args);
+}
+
+MmaArgs AttentionPlan::State::mma_args(const DeviceStep& step, const AttentionArgs& args, const Lane& lane) const {
+  MAGA_CHECK(args.layer.k_head_stride == args.layer.v_head_stride && args.layer.page_tokens == page_tokens, "K/V layout");
+  return {.q = args.q,
+          .out = args.out,
+          .k = args.layer.k,
+          .v = args.layer.v,
+          .q_stride = args.q_stride,
+          .out_stride = args.out_stride,
+          .page_stride = args.layer.page_stride,
+          .head_stride = args.layer.k_head_stride,
+          .page_shift = std::countr_zero(static_cast<unsigned>(page_tokens)),
+          .scale = args.scale,
+          .soft_cap = args.soft_cap,
+          .alibi_slopes = args.alibi_slopes,
+          .sinks = args.sinks,
+          .tree_mask = step.tree_mask,
+          .pages = step.pages,
+          .token_count = step.sequence_start + step.sequences,
+          .shape = {shape.heads / shape.kv_heads, shape.kv_heads, static_cast<int>(shape.window), step.tree_mask != nullptr},
+          .work = lane.work,
+          .partial_out = partial_out,
+          .partial_sums = partial_sums,
+          .arrived = arrived,
+          .stages = lane.stages};
+}
+
+void AttentionPlan::run(const Queue& queue, const DeviceStep& step, const AttentionArgs& args) {
+  const State& s = *state_;
+  if (s.generic()) return attention_generic(queue, step, {s.shape, s.type, s.kv_type, args});
+  const Lane* lanes[] = {s.run_few ? &s.few : nullptr, s.run_many ? &s.many : nullptr};
+  bool zero_rest = s.zero_rest;
+  for (const Lane* lane : lanes) {
+    if (lane == nullptr) continue;
+    MmaArgs mma = s.mma_args(step, args, *lane);
+    if (zero_rest) mma.zero_to = step.tokens;
+    zero_rest = false;
+    launch(queue, lane->kernel.kernel, lane->ctas, lane->kernel.threads, lane->shared_bytes, mma);
+  }
+  if (s.fa3_run) s.fa3->run(queue, step, args);
+  if (zero_rest) {
+    const int64_t size = size_of(s.type);
+    MAGA_CUDA(cudaMemset2DAsync(static_cast<char*>(args.out) + s.tokens * args.out_stride * size, args.out_stride * size, 0,
+                                s.shape.heads * s.shape.v_dim * size, step.tokens - s.tokens, queue.stream));
+  }
+}
+
+}  // namespace maga::cuda

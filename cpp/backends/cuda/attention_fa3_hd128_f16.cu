@@ -1,0 +1,7 @@
+#include "backends/cuda/attention_fa3.cuh"
+
+namespace maga::cuda {
+
+Fa3Kernel attention_fa3_hd128_f16() { return fa3_kernel<cutlass::half_t, 128>(); }
+
+}  // namespace maga::cuda

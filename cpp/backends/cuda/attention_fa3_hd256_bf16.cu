@@ -1,0 +1,7 @@
+#include "backends/cuda/attention_fa3.cuh"
+
+namespace maga::cuda {
+
+Fa3Kernel attention_fa3_hd256_bf16() { return fa3_kernel<cutlass::bfloat16_t, 256>(); }
+
+}  // namespace maga::cuda
