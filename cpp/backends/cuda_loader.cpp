@@ -1,4 +1,5 @@
-// The CUDA backend is a library of its own, so that one install serves machines with and without a GPU. It is opened when asked for.
+// The CUDA backend is a library of its own, so that one install serves machines with and without a GPU. It is opened when asked
+// for.
 #include <dlfcn.h>
 
 #include <filesystem>
@@ -27,7 +28,8 @@ const Library& library() {
     Library result;
     const std::string path = beside_core();
     if (!std::filesystem::exists(path)) {
-      result.error = concat("this build has no CUDA backend (", path, " does not exist): install from source on a machine with nvcc");
+      result.error =
+          concat("this build has no CUDA backend (", path, " does not exist): install from source on a machine with nvcc");
       return result;
     }
     void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);

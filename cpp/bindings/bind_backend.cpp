@@ -40,7 +40,8 @@ void bind_executable(py::module_& m) {
       .def(
           "run",
           [](Executable& e, const Ids& ids, const Ids& positions, const Ids& sequence_start, const Ids& kv_length,
-             const Ids& page_start, const Ids& pages, const Ids& logit_rows, const std::optional<Ids>& prompt_length) {
+             const Ids& page_start, const Ids& pages, const Ids& logit_rows, const std::optional<Ids>& prompt_length,
+             const std::vector<uint64_t>& tree) {
             const Step step{.ids = ids,
                             .positions = positions,
                             .sequence_start = sequence_start,
@@ -48,12 +49,14 @@ void bind_executable(py::module_& m) {
                             .prompt_length = prompt_length ? *prompt_length : kv_length,
                             .page_start = page_start,
                             .pages = pages,
-                            .logit_rows = logit_rows};
+                            .logit_rows = logit_rows,
+                            .tree = tree};
             py::gil_scoped_release release;
             e.run(step);
           },
           py::kw_only(), py::arg("ids"), py::arg("positions"), py::arg("sequence_start"), py::arg("kv_length"),
-          py::arg("page_start"), py::arg("pages"), py::arg("logit_rows"), py::arg("prompt_length") = py::none())
+          py::arg("page_start"), py::arg("pages"), py::arg("logit_rows"), py::arg("prompt_length") = py::none(),
+          py::arg("tree") = std::vector<uint64_t>{})
       .def("logits",
            [](Executable& e) {
              const auto logits = e.logits();

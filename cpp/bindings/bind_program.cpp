@@ -70,7 +70,8 @@ struct Describe {
   py::dict operator()(const Attention& o) const {
     return py::dict(py::arg("out") = view(o.out), py::arg("q") = view(o.q), py::arg("k") = view(o.k), py::arg("v") = view(o.v),
                     py::arg("layer") = o.layer, py::arg("heads") = o.heads, py::arg("kv_heads") = o.kv_heads,
-                    py::arg("head_dim") = o.head_dim, py::arg("scale") = o.scale, py::arg("window") = o.window);
+                    py::arg("head_dim") = o.head_dim, py::arg("scale") = o.scale, py::arg("window") = o.window,
+                    py::arg("soft_cap") = o.soft_cap, py::arg("alibi") = o.alibi, py::arg("sinks") = o.sinks);
   }
   py::dict operator()(const Activation& o) const {
     return py::dict(py::arg("out") = view(o.out), py::arg("gate") = view(o.gate), py::arg("up") = view(o.up),
@@ -125,7 +126,7 @@ void bind_ops(py::class_<Program>& program) {
       .def(
           "attention",
           [](Program& p, View out, View q, std::optional<View> k, std::optional<View> v, int32_t layer, int64_t heads,
-             int64_t kv_heads, int64_t head_dim, float scale, int64_t window) {
+             int64_t kv_heads, int64_t head_dim, float scale, int64_t window, float soft_cap, int32_t alibi, WeightId sinks) {
             p.ops.push_back(Attention{.out = out,
                                       .q = q,
                                       .k = k.value_or(View{}),
@@ -135,10 +136,14 @@ void bind_ops(py::class_<Program>& program) {
                                       .kv_heads = kv_heads,
                                       .head_dim = head_dim,
                                       .scale = scale,
-                                      .window = window});
+                                      .window = window,
+                                      .soft_cap = soft_cap,
+                                      .alibi = alibi,
+                                      .sinks = sinks});
           },
           py::arg("out"), py::arg("q"), py::arg("k"), py::arg("v"), py::kw_only(), py::arg("layer"), py::arg("heads"),
-          py::arg("kv_heads"), py::arg("head_dim"), py::arg("scale"), py::arg("window") = 0)
+          py::arg("kv_heads"), py::arg("head_dim"), py::arg("scale"), py::arg("window") = 0,
+          py::arg("soft_cap") = 0.0f, py::arg("alibi") = kNone, py::arg("sinks") = kNone)
       .def(
           "activation",
           [](Program& p, View out, View gate, std::optional<View> up, const std::string& kind) {
@@ -239,6 +244,13 @@ void bind_program(py::module_& m) {
           },
           py::arg("rotary_dim"), py::arg("inv_freq"), py::kw_only(), py::arg("interleaved") = false, py::arg("multiplier") = 1.0f,
           py::arg("theta") = 0.0f, py::arg("dynamic_factor") = 0.0f, py::arg("max_positions") = 0)
+      .def(
+          "alibi_slopes",
+          [](Program& p, std::vector<float> slopes) {
+            p.alibi_slopes.push_back(std::move(slopes));
+            return static_cast<int32_t>(p.alibi_slopes.size() - 1);
+          },
+          py::arg("slopes"))
       .def(
           "cache_layer",
           [](Program& p, int64_t kv_heads, int64_t head_dim, int64_t v_dim) {

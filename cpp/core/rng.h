@@ -5,9 +5,16 @@
 #include <array>
 #include <cstdint>
 
+// Where a CUDA compiler reads this, its kernels may call it too.
+#ifdef __CUDACC__
+#define MAGA_HOST_DEVICE __host__ __device__
+#else
+#define MAGA_HOST_DEVICE
+#endif
+
 namespace maga {
 
-inline std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key) {
+MAGA_HOST_DEVICE inline std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key) {
   for (int round = 0; round < 10; ++round) {
     const uint64_t a = uint64_t{0xD2511F53u} * counter[0];
     const uint64_t b = uint64_t{0xCD9E8D57u} * counter[2];
@@ -20,7 +27,7 @@ inline std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter, std::
 }
 
 // Uniform in [0, 1) with 53 bits: draw `index` of stream `stream` under `seed`.
-inline double uniform(uint64_t seed, uint64_t stream, uint64_t index) {
+MAGA_HOST_DEVICE inline double uniform(uint64_t seed, uint64_t stream, uint64_t index) {
   const auto r = philox4x32({static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), static_cast<uint32_t>(stream),
                              static_cast<uint32_t>(stream >> 32)},
                             {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});

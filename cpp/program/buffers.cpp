@@ -14,7 +14,7 @@ struct Life {
   bool overlaps(const Life& other) const { return begin <= other.end && other.begin <= end; }
 };
 
-std::vector<Life> lives_of(const Program& program) {
+std::vector<Life> lives_of(const Program& program, const std::vector<LateRead>& late_reads) {
   const int64_t ops = static_cast<int64_t>(program.ops.size());
   std::vector<Life> lives(program.values.size(), Life{ops, -1});
   for (int64_t i = 0; i < ops; ++i) {
@@ -26,6 +26,7 @@ std::vector<Life> lives_of(const Program& program) {
     for (const View& view : reads(program.ops[i])) touch(view);
     touch(written(program.ops[i]));
   }
+  for (const LateRead& read : late_reads) lives[read.value].end = std::max(lives[read.value].end, read.op);
   const auto keep = [&](ValueId value) {
     if (value != kNone) lives[value] = {0, ops};
   };
@@ -37,8 +38,9 @@ std::vector<Life> lives_of(const Program& program) {
 
 }  // namespace
 
-BufferPlan plan_buffers(const Program& program, const std::vector<int64_t>& bytes, int64_t alignment) {
-  const std::vector<Life> lives = lives_of(program);
+BufferPlan plan_buffers(const Program& program, const std::vector<int64_t>& bytes, int64_t alignment,
+                        const std::vector<LateRead>& late_reads) {
+  const std::vector<Life> lives = lives_of(program, late_reads);
   BufferPlan plan{.offset = std::vector<int64_t>(program.values.size(), 0)};
   std::vector<ValueId> order(program.values.size());
   std::iota(order.begin(), order.end(), 0);

@@ -60,14 +60,18 @@ struct Rope {
 };
 
 // Writes k and v of the step's tokens into the pages of `layer`, then attends: causal, over all earlier tokens of each sequence.
-// With `k` and `v` empty the keys and values are in the pages already (see PrepareQkv).
+// With `k` and `v` empty the keys and values are in the pages already (see PrepareQkv). A score is, in this order: q · k * scale;
+// soft_cap * tanh(score / soft_cap); + slope * (index of the key - index of the query).
 struct Attention {
   View out;      // (tokens, heads * v_dim)
   View q, k, v;  // (tokens, heads * head_dim), (tokens, kv_heads * head_dim), (tokens, kv_heads * v_dim)
   int32_t layer = 0;
   int64_t heads = 0, kv_heads = 0, head_dim = 0;
   float scale = 1;
-  int64_t window = 0;  // a query sees this many keys, itself included; 0: all
+  int64_t window = 0;      // a query sees this many keys, itself included; 0: all
+  float soft_cap = 0;      // 0: none
+  int32_t alibi = kNone;   // of Program::alibi_slopes
+  WeightId sinks = kNone;  // (heads) a score a head that takes part in the softmax and has no value
 };
 
 // out = act(gate) * up; without `up`, out = act(gate)

@@ -132,6 +132,14 @@ class Validation {
     require(layer_writer_[op.layer] != kNone, "layer ", op.layer, " is read before any op writes its keys and values");
     require(std::isfinite(op.scale), "scale is ", op.scale);
     require(op.window >= 0, "window is ", op.window);
+    require(op.soft_cap >= 0 && std::isfinite(op.soft_cap), "soft_cap is ", op.soft_cap);
+    if (op.alibi != kNone) {
+      require(op.alibi >= 0 && op.alibi < static_cast<int64_t>(p_.alibi_slopes.size()), "alibi names table ", op.alibi, " of ",
+              p_.alibi_slopes.size());
+      require(static_cast<int64_t>(p_.alibi_slopes[op.alibi].size()) == op.heads, "alibi has ", p_.alibi_slopes[op.alibi].size(),
+              " slopes for ", op.heads, " heads");
+    }
+    vector("sinks", op.sinks, op.heads);
   }
 
   void check(const Activation& op) {

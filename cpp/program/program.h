@@ -47,6 +47,7 @@ struct Program {
   std::vector<Value> values;
   std::vector<WeightSpec> weights;
   std::vector<RopeTable> rope_tables;
+  std::vector<std::vector<float>> alibi_slopes;  // (tables) (heads)
   std::vector<CacheLayer> cache_layers;
   std::vector<Op> ops;
   std::vector<ValueId> inputs;   // written from outside before a run (op tests, embeddings)

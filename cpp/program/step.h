@@ -15,6 +15,9 @@ struct Step {
   std::span<const int32_t> page_start;      // (sequences + 1) first entry of each sequence in `pages`
   std::span<const int32_t> pages;           // page ids, in order of K/V index
   std::span<const int32_t> logit_rows;      // (rows) tokens whose logits are wanted, ascending
+  // (tokens) or empty: of the tokens that its sequence brings (64 at most), which a token sees, itself included; bit i is the
+  // i-th. Earlier tokens it sees all. Empty: those up to itself. For trees of drafts.
+  std::span<const uint64_t> tree;
 
   int64_t tokens() const { return static_cast<int64_t>(ids.size()); }
   int64_t sequences() const { return static_cast<int64_t>(kv_length.size()); }

@@ -178,6 +178,7 @@ SPANS = {
     "prefill": [(37, 0)],
     "decode": [(1, 100)],
     "ragged": [(1, 15), (5, 0), (1, 16), (20, 31), (1, 0), (3, 64)],
+    "long": [(5, 700), (1, 900)],
     "decodes": [(1, 3), (1, 47), (1, 16), (1, 129), (1, 31)],
 }
 
@@ -218,7 +219,13 @@ def attention(
     v_dim: int = 0,
     kv_dtype: str = "fp32",
     page_tokens: int = PAGE_TOKENS,
+    soft_cap: float = 0.0,
+    alibi: bool = False,
+    sinks: bool = False,
+    tree: bool = False,
 ) -> Iterator[tuple[str, Builder]]:
+    """`tree`: each new token sees itself and a random part of those before it."""
+
     def build(rng: np.random.Generator) -> Case:
         p = OpProgram(rng)
         width_v = v_dim or head_dim
@@ -238,18 +245,29 @@ def attention(
             head_dim=head_dim,
             scale=1.5 / math.sqrt(head_dim),
             window=window,
+            soft_cap=soft_cap,
+            alibi=p.program.alibi_slopes([2.0 ** (-8 * (h + 1) / heads) for h in range(heads)]) if alibi else -1,
+            sinks=p.vector(heads) if sinks else -1,
         )
         lengths, steps = spans_of(spans)
         tables = PageTables(rng, lengths, page_tokens)
         runs = []
         for span in steps:
             step = tables.step(span)
+            if tree and span is steps[-1]:
+                step["tree"] = [random_bits(rng, i) for _, begin, end in span for i in range(end - begin)]
             # Keys and values that fp16 and bf16 pages hold exactly, so that every kind of page has one tolerance.
             runs.append(Run(step, {qkv.value: from_bf16(to_bf16(rows(rng, len(step["ids"]), qkv.width)))}))
         return p.case(runs, page_tokens=page_tokens, kv_dtype=kv_dtype)
 
     extras = f"{f'-window{window}' if window else ''}{f'-v{v_dim}' if v_dim else ''}-{kv_dtype}-pages{page_tokens}"
+    extras += f"{f'-cap{soft_cap:g}' if soft_cap else ''}{'-alibi' * alibi}{'-sinks' * sinks}{'-tree' * tree}"
     yield f"attention-{head_dim}-{heads}over{kv_heads}-{spans}{extras}", build
+
+
+def random_bits(rng: np.random.Generator, token: int) -> int:
+    """Of the tokens up to this one, which it sees: itself, and each other with even odds."""
+    return 1 << token | sum(1 << i for i in range(token) if rng.random() < 0.5)
 
 
 def prepare_qkv(
@@ -373,6 +391,15 @@ def table() -> Iterator[tuple[str, Builder]]:
         yield from attention(80, 6, 2, "ragged", kv_dtype=kv_dtype, page_tokens=page_tokens)
     yield from attention(96, 4, 2, "ragged", v_dim=64)
     yield from attention(40, 4, 4, "ragged", v_dim=72, window=9)
+    for spans in ("prefill", "ragged", "decodes"):
+        yield from attention(64, 8, 2, spans, soft_cap=2.5)
+        yield from attention(64, 6, 2, spans, alibi=True)
+        yield from attention(64, 4, 1, spans, sinks=True)
+        yield from attention(64, 4, 2, spans, tree=True)
+    yield from attention(128, 8, 2, "long", sinks=True, alibi=True)
+    yield from attention(64, 6, 3, "long", soft_cap=1.0, window=300, tree=True)
+    yield from attention(256, 4, 2, "ragged", soft_cap=3.0, sinks=True)
+    yield from attention(80, 4, 2, "ragged", alibi=True, tree=True, kv_dtype="fp16")
 
     for head_dim in (64, 80, 128, 38):
         for norms in ("", "q", "k", "qk"):

@@ -33,7 +33,7 @@ void AttentionPlan::add_row_blocks(const Batch& batch, int64_t rows) {
       block.tokens = std::min(block_tokens, end - token);
       block.first_key = token + shift;
       const int64_t oldest = form_.window ? std::max<int64_t>(0, block.first_key + 1 - form_.window) : 0;
-      const int64_t keys = block.first_key + block.tokens;
+      const int64_t keys = step.tree.empty() ? block.first_key + block.tokens : step.kv_length[s];
       block.segment_begin = oldest / kSegmentTokens;
       block.segment_end = (keys + kSegmentTokens - 1) / kSegmentTokens;
       block.cost = static_cast<double>(block.tokens * form_.group) * static_cast<double>(keys - oldest) *
@@ -94,7 +94,13 @@ void AttentionPlan::build(const Batch& batch, int threads) {
 
 void AttentionPlan::run(ThreadPool& threads, const AttentionKernels& kernels, const Batch& batch, const Call& call) const {
   const Step& step = batch.step();
-  const AttentionShape shape{.group = form_.group, .window = form_.window, .scale = call.scale, .layer = call.layer};
+  const AttentionShape shape{.group = form_.group,
+                             .window = form_.window,
+                             .scale = call.scale,
+                             .soft_cap = call.soft_cap,
+                             .slopes = call.slopes,
+                             .sinks = call.sinks,
+                             .layer = call.layer};
   const auto out_of = [&](const RowBlock& block, int64_t kv_head) {
     return call.out + block.first_token * call.out_stride + kv_head * form_.group * form_.v_dim;
   };
@@ -112,6 +118,8 @@ void AttentionPlan::run(ThreadPool& threads, const AttentionKernels& kernels, co
            .tokens = block.tokens,
            .first_key = block.first_key,
            .pages = step.pages.data() + step.page_start[block.sequence],
+           .tree = step.tree.empty() ? nullptr : step.tree.data() + block.first_token,
+           .first_new = step.kv_length[block.sequence] - (step.sequence_start[block.sequence + 1] - step.sequence_start[block.sequence]),
            .kv_head = item.kv_head,
            .segment_begin = item.segment_begin,
            .segment_end = item.segment_end,
@@ -130,7 +138,8 @@ void AttentionPlan::run(ThreadPool& threads, const AttentionKernels& kernels, co
                      .out_stride = call.out_stride,
                      .tokens = block.tokens,
                      .group = form_.group,
-                     .v_dim = form_.v_dim});
+                     .v_dim = form_.v_dim,
+                     .sinks = call.sinks ? call.sinks + kv_head * form_.group : nullptr});
     }
   });
 }

@@ -34,6 +34,9 @@ class AttentionPlan {
     float* out;  // (tokens, kv_heads * group * v_dim)
     int64_t out_stride;
     float scale;
+    float soft_cap;
+    const float* slopes;  // (heads) or null
+    const float* sinks;   // (heads) or null
     KvLayer layer;
     float* scratch;  // (threads, scratch_floats)
     int64_t scratch_floats;

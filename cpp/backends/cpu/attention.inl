@@ -56,6 +56,13 @@ struct RowTile {
   const float* q;  // (M, head_dim), scaled
   int64_t from[kTileRows], to[kTileRows];
   int64_t first, last;
+  // What changes scores after the product with the keys.
+  float soft_cap;            // 0: none
+  float slopes[kTileRows];   // ALiBi
+  int64_t index[kTileRows];  // K/V index of each row's token
+  const uint64_t* tree[kTileRows];
+  int64_t first_new;
+  bool edited;  // any of them
   float* scores;   // (kTileRows, kSegmentTokens)
   int64_t values;  // columns of `out`, whole vectors
   float* maxima;   // (M)
@@ -85,6 +92,25 @@ inline void weigh_values(const SegmentBlocks<E>& kv, const RowTile& t, int64_t b
     multiply_add<M, N>(weights, kSegmentTokens, values, kv.value_stride, lesser(kBlockTokens, t.last - key), sums);
   }
   store_all(sums, t.out + column, t.values);
+}
+
+// Soft cap, ALiBi and tree. Scores are in units of log2(e).
+inline void edit_scores(const RowTile& t, int r, int64_t first_key, int64_t vecs) {
+  float* scores = t.scores + r * kSegmentTokens;
+  if (t.soft_cap > 0) {
+    // cap * tanh(s / cap) = cap - 2 cap / (exp(2 s / cap) + 1); exp overflows for nothing, being bounded
+    const float cap = t.soft_cap * kLog2E;
+    for (int64_t i = 0; i < vecs; ++i) {
+      const Vec e = exp(load(scores + i * kLanes) * broadcast(2 / cap));
+      store(scores + i * kLanes, broadcast(cap) - broadcast(2 * cap) / (e + broadcast(1)));
+    }
+  }
+  if (t.slopes[r] != 0)
+    for (int64_t i = 0; i < vecs * kLanes; ++i)
+      scores[i] += t.slopes[r] * kLog2E * static_cast<float>(first_key + i - t.index[r]);
+  if (t.tree[r])
+    for (int64_t key = greater(first_key, t.first_new); key < lesser(first_key + vecs * kLanes, t.to[r]); ++key)
+      if (!(*t.tree[r] >> (key - t.first_new) & 1)) scores[key - first_key] = -__builtin_inff();
 }
 
 // Scores to weights: 2^(score - maximum), 0 where a row does not see the key.
@@ -122,7 +148,10 @@ void attend_tile(const SegmentBlocks<E>& kv, const RowTile& t) {
     for (; v + 2 <= vecs; v += 2) score_vecs<M, 2>(kv, t, block, v);
   for (; v < vecs; ++v) score_vecs<M, 1>(kv, t, block, v);
 
-  for (int r = 0; r < M; ++r) soften(t, r, block * kBlockTokens, vecs);
+  for (int r = 0; r < M; ++r) {
+    if (t.edited) edit_scores(t, r, block * kBlockTokens, vecs);
+    soften(t, r, block * kBlockTokens, vecs);
+  }
 
   int64_t c = 0;
   for (; c + kWide * kLanes <= t.values; c += kWide * kLanes) weigh_values<M, kWide>(kv, t, block, c);
@@ -158,8 +187,11 @@ inline void merge_row(const RowStates& s, int64_t row, float maximum, float sum,
   s.maxima[row] = highest;
 }
 
-inline void finish_row(const RowStates& s, int64_t row, float* out, int64_t width) {
-  const Vec inverse = broadcast(1.0f / s.sums[row]);
+// `sink`: a score that takes part in the sum alone, or null.
+inline void finish_row(const RowStates& s, int64_t row, const float* sink, float* out, int64_t width) {
+  Vec sum = broadcast(s.sums[row]);
+  if (sink) sum = sum + exp2(broadcast(*sink * kLog2E - s.maxima[row]));
+  const Vec inverse = broadcast(1.0f) / sum;
   const float* from = s.out + row * s.values;
   int64_t c = 0;
   for (; c + kLanes <= width; c += kLanes) store(out + c, load(from + c) * inverse);
@@ -222,11 +254,21 @@ void attend_segment(const AttentionShape& shape, const AttentionItem& item, cons
     const int count = static_cast<int>((tile + 1) * rows / tiles - row);
     RowTile t;
     for (int r = 0; r < count; ++r) {
-      t.to[r] = item.first_key + (row + r) / shape.group + 1;
-      t.from[r] = shape.window ? greater(0, t.to[r] - shape.window) : 0;
+      const int64_t token = (row + r) / shape.group, head = item.kv_head * shape.group + (row + r) % shape.group;
+      t.index[r] = item.first_key + token;
+      t.from[r] = shape.window ? greater(0, t.index[r] + 1 - shape.window) : 0;
+      t.tree[r] = item.tree ? item.tree + token : nullptr;
+      // Of the tokens that its sequence brings, a token of a tree sees up to the last whose bit is set.
+      t.to[r] = item.tree ? item.first_new + 64 - __builtin_clzll(item.tree[token] | 1) : t.index[r] + 1;
+      t.slopes[r] = shape.slopes ? shape.slopes[head] : 0;
     }
+    t.soft_cap = shape.soft_cap;
+    t.first_new = item.first_new;
+    t.edited = shape.soft_cap > 0 || shape.slopes || item.tree;
     t.first = greater(t.from[0], kv.begin * kBlockTokens);
-    t.last = lesser(t.to[count - 1], kv.end * kBlockTokens);
+    t.last = t.to[0];
+    for (int r = 1; r < count; ++r) t.last = greater(t.last, t.to[r]);
+    t.last = lesser(t.last, kv.end * kBlockTokens);
     t.q = s.q + row * kv.head_dim;
     t.scores = s.scores;
     t.values = s.states.values;
@@ -257,11 +299,14 @@ void attend_as(const AttentionShape& shape, const AttentionItem& item, float* sc
     for (int64_t i = 0; i < layer.head_dim; ++i) s.q[row * layer.head_dim + i] = from[i] * (shape.scale * kLog2E);
   }
 
+  int64_t keys = item.first_key + item.tokens;  // the end of those that any row sees
+  if (item.tree)
+    for (int64_t i = 0; i < item.tokens; ++i) keys = greater(keys, item.first_new + 64 - __builtin_clzll(item.tree[i] | 1));
   const int64_t oldest = shape.window ? greater(0, item.first_key + 1 - shape.window) : 0;
   for (int64_t segment = item.segment_begin; segment < item.segment_end; ++segment) {
     SegmentBlocks<E> kv;
     kv.begin = greater(segment * kSegmentTokens, oldest) / kBlockTokens;
-    kv.end = (lesser((segment + 1) * kSegmentTokens, item.first_key + item.tokens) + kBlockTokens - 1) / kBlockTokens;
+    kv.end = (lesser((segment + 1) * kSegmentTokens, keys) + kBlockTokens - 1) / kBlockTokens;
     kv.head_dim = layer.head_dim;
     kv.value_stride = layer.v_dim;
     for (int64_t b = kv.begin; b < kv.end; ++b) {
@@ -290,7 +335,7 @@ void attend_as(const AttentionShape& shape, const AttentionItem& item, float* sc
     return;
   }
   for (int64_t row = 0; row < rows; ++row)
-    finish_row(s.states, row, item.out + row / shape.group * item.out_stride + row % shape.group * layer.v_dim, layer.v_dim);
+    finish_row(s.states, row, shape.sinks ? shape.sinks + item.kv_head * shape.group + row % shape.group : nullptr, item.out + row / shape.group * item.out_stride + row % shape.group * layer.v_dim, layer.v_dim);
 }
 
 void attend(const AttentionShape& shape, const AttentionItem& item, float* scratch) {
@@ -309,7 +354,7 @@ void merge(const AttentionMerge& m) {
       const float* p = m.partials + segment * size;
       merge_row(states, row, p[row], p[rows + row], p + 2 * rows + row * stride);
     }
-    finish_row(states, row, m.out + row / m.group * m.out_stride + row % m.group * m.v_dim, m.v_dim);
+    finish_row(states, row, m.sinks ? m.sinks + row % m.group : nullptr, m.out + row / m.group * m.out_stride + row % m.group * m.v_dim, m.v_dim);
   }
 }
 

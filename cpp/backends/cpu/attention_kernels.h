@@ -20,6 +20,9 @@ struct AttentionShape {
   int64_t group;   // query heads that share a KV head
   int64_t window;  // keys that a query sees, itself included; 0: all
   float scale;
+  float soft_cap;       // 0: none
+  const float* slopes;  // (heads) ALiBi, or null
+  const float* sinks;   // (heads), or null
   KvLayer layer;
 };
 
@@ -32,6 +35,8 @@ struct AttentionItem {
   int64_t tokens;
   int64_t first_key;     // K/V index of the first token
   const int32_t* pages;  // of the sequence
+  const uint64_t* tree;  // (tokens) see Step::tree, or null
+  int64_t first_new;     // K/V index of the first token that the sequence brings: bit 0 of `tree`
   int64_t kv_head;
   int64_t segment_begin, segment_end;
   float* partial;  // null: finish into `out`; else one segment's state goes here, see partial_floats
@@ -44,6 +49,7 @@ struct AttentionMerge {
   float* out;
   int64_t out_stride;
   int64_t tokens, group, v_dim;
+  const float* sinks;  // (group), or null
 };
 
 static constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }

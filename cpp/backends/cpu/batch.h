@@ -24,8 +24,6 @@ class Batch {
   const KvSlot* slots() const { return slots_.data(); }
 
  private:
-  void check(const Step& step) const;
-
   Limits limits_;
   int64_t page_bytes_, vocab_;
   Step step_;

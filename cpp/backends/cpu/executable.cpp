@@ -250,6 +250,9 @@ void CpuExecutable::run(const Attention& op) {
              .out = at(op.out),
              .out_stride = stride(op.out),
              .scale = op.scale,
+             .soft_cap = op.soft_cap,
+             .slopes = op.alibi == kNone ? nullptr : program_.alibi_slopes[op.alibi].data(),
+             .sinks = vector(op.sinks),
              .layer = layer,
              .scratch = scratch(0),
              .scratch_floats = thread_floats_});

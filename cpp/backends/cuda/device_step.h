@@ -19,7 +19,7 @@ struct DeviceStep {
   const int32_t* prompt_length = nullptr;   // (sequences)
   const int32_t* page_start = nullptr;      // (sequences + 1)
   const int32_t* pages = nullptr;           // (page_start[sequences])
-  const int64_t* slots = nullptr;           // (tokens) page * page_tokens + place in the page: where its K/V entry goes; -1: nowhere
+  const int64_t* slots = nullptr;  // (tokens) page * page_tokens + place in the page: where its K/V entry goes; -1: nowhere
   const int32_t* token_sequence = nullptr;  // (tokens) the sequence of each token
   const int32_t* logit_rows = nullptr;      // (rows) tokens
 

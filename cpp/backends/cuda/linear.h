@@ -17,8 +17,8 @@ struct LinearArgs {
   // The result: `out`, or `slabs` for the next kernel to add up.
   void* out = nullptr;  // (m, n)
   int64_t out_stride = 0;
-  DType out_type = DType::bf16;  // `type`, or f32
-  const void* bias = nullptr;    // (n), gated: (2 n), of `type`
+  DType out_type = DType::bf16;    // `type`, or f32
+  const void* bias = nullptr;      // (n), gated: (2 n), of `type`
   const void* residual = nullptr;  // (m, n) of `type`, may be `out`
   int64_t residual_stride = 0;
   bool gated = false;  // out = activation(gate) * up

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numbers>
 
 #include "program/access.h"
@@ -117,26 +118,43 @@ void write_pages(LayerPages& layer, Columns k, Columns v, const Step& step) {
   });
 }
 
-void attend(LayerPages& layer, const Attention& op, Columns out, Columns q, const Step& step) {
+struct AttentionExtras {
+  const std::vector<float>* slopes = nullptr;
+  const DoubleWeight* sinks = nullptr;
+};
+
+// Whether token t, the `index`-th of its sequence, sees the key of index j.
+bool sees(const Step& step, int64_t s, int64_t t, int64_t index, int64_t j) {
+  const int64_t first_new = step.kv_length[s] - (step.sequence_start[s + 1] - step.sequence_start[s]);
+  return step.tree.empty() || j < first_new ? j <= index : (step.tree[t] >> (j - first_new) & 1) != 0;
+}
+
+void attend(LayerPages& layer, const Attention& op, const AttentionExtras& extras, Columns out, Columns q, const Step& step) {
   const int64_t head_dim = layer.shape.head_dim, v_dim = layer.shape.v_dim;
   std::vector<double> weights;
   for_each_token(step, [&](int64_t s, int64_t t, int64_t index) {
     const int64_t first = op.window == 0 ? 0 : std::max<int64_t>(0, index - op.window + 1);
+    const int64_t end = step.tree.empty() ? index + 1 : step.kv_length[s];
     for (int64_t head = 0; head < op.heads; ++head) {
       const int64_t kv_head = head / (op.heads / op.kv_heads);
       weights.clear();
-      for (int64_t j = first; j <= index; ++j) {
+      for (int64_t j = first; j < end; ++j) {
         const auto [page, slot] = slot_of(step, s, j, layer.page_tokens);
         const double* key = layer.key(page, slot) + kv_head * head_dim;
         double score = 0;
         for (int64_t c = 0; c < head_dim; ++c) score += q.at(t, head * head_dim + c) * key[c];
-        weights.push_back(score * op.scale);
+        score *= op.scale;
+        if (op.soft_cap > 0) score = op.soft_cap * std::tanh(score / op.soft_cap);
+        if (extras.slopes) score += (*extras.slopes)[head] * static_cast<double>(j - index);
+        weights.push_back(sees(step, s, t, index, j) ? score : -std::numeric_limits<double>::infinity());
       }
-      const double largest = *std::max_element(weights.begin(), weights.end());
-      double sum = 0;
+      double largest = *std::max_element(weights.begin(), weights.end());
+      if (extras.sinks) largest = std::max(largest, extras.sinks->at(0, head));
+      double sum = extras.sinks ? std::exp(extras.sinks->at(0, head) - largest) : 0;
       for (double& weight : weights) sum += weight = std::exp(weight - largest);
       for (int64_t c = 0; c < v_dim; ++c) out.at(t, head * v_dim + c) = 0;
-      for (int64_t j = first; j <= index; ++j) {
+      for (int64_t j = first; j < end; ++j) {
+        if (!sees(step, s, t, index, j)) continue;  // what lies there may be anything
         const auto [page, slot] = slot_of(step, s, j, layer.page_tokens);
         const double* value = layer.value(page, slot) + kv_head * v_dim;
         for (int64_t c = 0; c < v_dim; ++c) out.at(t, head * v_dim + c) += weights[j - first] / sum * value[c];
@@ -194,7 +212,9 @@ struct Runner {
 
   void operator()(const Attention& op) const {
     if (op.k) write_pages(m.layers[op.layer], m.columns(op.k), m.columns(op.v), step);
-    attend(m.layers[op.layer], op, m.columns(op.out), m.columns(op.q), step);
+    attend(m.layers[op.layer], op,
+           {.slopes = op.alibi == kNone ? nullptr : &m.program.alibi_slopes[op.alibi], .sinks = m.weight(op.sinks)},
+           m.columns(op.out), m.columns(op.q), step);
   }
 
   void operator()(const Activation& op) const {

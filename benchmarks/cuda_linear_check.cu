@@ -1,0 +1,336 @@
+// Compares the CUDA linears with sums in double precision: every kernel and configuration, every epilogue, odd sizes and strides,
+// on random data and poisoned results; writes beside the result count as failures.
+#include <cmath>
+#include <cstdio>
+#include <string>
+
+#include "backends/cuda/linear_gemm.h"
+#include "backends/cuda/linear_stream.h"
+#include "cuda_linear.h"
+
+namespace maga::bench {
+namespace {
+
+using cuda::LinearArgs;
+
+constexpr int kThreads = 256;
+constexpr uint8_t kPoison = 0xff;  // NaN in all three types
+
+__device__ double value_at(DType type, const void* data, int64_t i) {
+  switch (type) {
+    case DType::f16: return static_cast<float>(static_cast<const __half*>(data)[i]);
+    case DType::bf16: return static_cast<float>(static_cast<const __nv_bfloat16*>(data)[i]);
+    default: return static_cast<const float*>(data)[i];
+  }
+}
+
+__global__ void fill_kernel(DType type, void* data, int64_t count, float scale, uint32_t seed) {
+  for (int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x; i < count; i += int64_t{gridDim.x} * kThreads) {
+    const float value = (static_cast<float>(hash(i, seed) >> 8) * (2.f / 16777216.f) - 1.f) * scale;
+    if (type == DType::f16)
+      static_cast<__half*>(data)[i] = __float2half(value);
+    else if (type == DType::bf16)
+      static_cast<__nv_bfloat16*>(data)[i] = __float2bfloat16(value);
+    else
+      static_cast<float*>(data)[i] = value;
+  }
+}
+
+// sums (m, rows) = x · weightᵀ
+__global__ void reference(LinearArgs a, int rows, double* sums) {
+  const int row = blockIdx.x * kThreads + threadIdx.x, token = blockIdx.y;
+  if (row >= rows) return;
+  double sum = 0;
+  for (int i = 0; i < a.k; ++i)
+    sum += value_at(a.type, a.weight, int64_t{row} * a.k + i) * value_at(a.type, a.x, token * a.x_stride + i);
+  sums[int64_t{token} * rows + row] = sum;
+}
+
+__device__ double activate(ActivationKind kind, double x) {
+  switch (kind) {
+    case ActivationKind::silu: return x / (1 + exp(-x));
+    case ActivationKind::gelu: return 0.5 * x * (1 + erf(x * 0.70710678118654752440));
+    case ActivationKind::gelu_tanh: return 0.5 * x * (1 + tanh(0.79788456080286535588 * (x + 0.044715 * x * x * x)));
+    default: return x > 0 ? x : 0;
+  }
+}
+
+// The largest error, as |value - true| / (1 + |true|); a NaN counts as 10^9. `a.residual` holds what it held before the call.
+__global__ void compare(LinearArgs a, const double* sums, int slabs, float* worst) {
+  const int column = blockIdx.x * kThreads + threadIdx.x, token = blockIdx.y;
+  if (column >= a.n) return;
+  auto full = [&](int row, int rows) {
+    return sums[int64_t{token} * rows + row] + (a.bias && !slabs ? value_at(a.type, a.bias, row) : 0);
+  };
+  double right = a.gated ? activate(a.activation, full(column, 2 * a.n)) * full(a.n + column, 2 * a.n) : full(column, a.n);
+  double value = 0;
+  if (slabs) {
+    for (int s = 0; s < slabs; ++s) value += a.slabs[(int64_t{s} * a.m + token) * a.n + column];
+  } else {
+    if (a.residual) right += value_at(a.type, a.residual, token * a.residual_stride + column);
+    value = value_at(a.out_type, a.out, token * a.out_stride + column);
+  }
+  const double error = abs(value - right) / (1 + abs(right));
+  atomicMax(reinterpret_cast<int*>(worst), __float_as_int(error == error ? static_cast<float>(error) : 1e9f));
+}
+
+// Bytes that are not poison, outside of `rows` rows of `width` bytes.
+__global__ void stray(const uint8_t* data, int64_t bytes, int64_t first, int64_t stride, int rows, int64_t width, int* count) {
+  for (int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x; i < bytes; i += int64_t{gridDim.x} * kThreads) {
+    const int64_t at = i - first;
+    const bool inside = at >= 0 && at / stride < rows && at % stride < width;
+    if (!inside && data[i] != kPoison) atomicAdd(count, 1);
+  }
+}
+
+struct Case {
+  DType type;
+  int m, n, k;
+  bool bias = false, gated = false, out_f32 = false;
+  enum { none, apart, in_place } residual = none;
+  ActivationKind activation = ActivationKind::silu;
+  bool slabs = false;
+  int x_shift = 0, x_pad = 0, out_shift = 0, out_pad = 0;  // elements
+
+  std::string name() const {
+    return concat(name_of(type), " m ", m, " n ", n, " k ", k, bias ? ", bias" : "", out_f32 ? ", f32" : "",
+                  residual == apart      ? ", residual"
+                  : residual == in_place ? ", residual in place"
+                                         : "",
+                  gated ? concat(", gated ", static_cast<int>(activation)) : "", slabs ? ", slabs" : "", ", x ", x_shift, "+",
+                  x_pad, ", out ", out_shift, "+", out_pad);
+  }
+  // Half a unit in the last place; a gated linear in three steps rounds three times.
+  float limit() const {
+    if (slabs || out_f32 || type == DType::f32) return 1e-4f;
+    return (type == DType::bf16 ? 4e-3f : 6e-4f) * (gated ? 3.5f : 1.f);
+  }
+};
+
+class Checker {
+ public:
+  explicit Checker(cudaStream_t stream) : queue_{stream, false} {}
+
+  // With `config` that streaming configuration, else whatever Linears takes.
+  void check(const Case& c, const cuda::StreamConfig* config = nullptr) {
+    const int rows = c.gated ? 2 * c.n : c.n;
+    const int64_t x_stride = c.k + c.x_pad, out_stride = c.n + c.out_pad, residual_stride = c.n + 24;
+    const DType out_type = c.out_f32 ? DType::f32 : c.type;
+    const int64_t in = size_of(c.type), out = size_of(out_type);
+    const float scale = 1.7f / std::sqrt(static_cast<float>(c.k));
+    const uint32_t seed = ++cases_;
+    fill(c.type, weight_.at(), int64_t{rows} * c.k, scale, seed);
+    fill(c.type, x_.at(), c.m * x_stride + c.x_shift, 1.7f, seed + 1);
+    fill(c.type, bias_.at(), rows, 1.f, seed + 2);
+    fill(c.type, residual_.at(), c.m * residual_stride, 1.f, seed + 3);
+    LinearArgs args{.weight = weight_.at(),
+                    .x = x_.at(c.x_shift * in),
+                    .x_stride = x_stride,
+                    .m = c.m,
+                    .n = c.n,
+                    .k = c.k,
+                    .type = c.type,
+                    .out = out_.at(kMargin + c.out_shift * out),
+                    .out_stride = out_stride,
+                    .out_type = out_type,
+                    .bias = c.bias ? bias_.at() : nullptr,
+                    .gated = c.gated,
+                    .activation = c.activation,
+                    .scratch = scratch_.at()};
+    int slabs = 0;
+    if (c.slabs) {
+      slabs = config ? config->split : cuda::slabs_of(args);
+      if (slabs < 2) return;
+      args.slabs = static_cast<float*>(out_.at(kMargin));
+    }
+    const int64_t used = c.slabs ? int64_t{slabs} * c.m * c.n * 4 : c.m * out_stride * out + c.out_shift * out;
+    const int64_t held = used + 2 * kMargin;
+    MAGA_CHECK(held <= static_cast<int64_t>(out_.bytes()) && int64_t{rows} * c.k * in <= static_cast<int64_t>(weight_.bytes()),
+               c.name());
+    MAGA_CUDA(cudaMemsetAsync(out_.at(), kPoison, held, queue_.stream));
+    MAGA_CUDA(cudaMemsetAsync(verdict_.at(), 0, 8, queue_.stream));
+    if (c.residual != Case::none) {
+      args.residual = residual_.at();
+      args.residual_stride = residual_stride;
+    }
+    LinearArgs call = args;
+    if (c.residual == Case::in_place) {
+      MAGA_CUDA(cudaMemcpy2DAsync(args.out, out_stride * out, args.residual, residual_stride * in, c.n * in, c.m,
+                                  cudaMemcpyDeviceToDevice, queue_.stream));
+      call.residual = args.out;
+      call.residual_stride = out_stride;
+    }
+    if (config)
+      streams_.run(queue_, call, *config);
+    else
+      linears_.run(queue_, call);
+    reference<<<dim3((rows + kThreads - 1) / kThreads, c.m), kThreads, 0, queue_.stream>>>(args, rows,
+                                                                                           static_cast<double*>(sums_.at()));
+    auto* const worst = static_cast<float*>(verdict_.at());
+    auto* const strays = static_cast<int*>(verdict_.at(4));
+    compare<<<dim3((c.n + kThreads - 1) / kThreads, c.m), kThreads, 0, queue_.stream>>>(args, static_cast<double*>(sums_.at()),
+                                                                                        slabs, worst);
+    if (c.slabs)
+      stray<<<256, kThreads, 0, queue_.stream>>>(static_cast<uint8_t*>(out_.at()), held, kMargin, used, 1, used, strays);
+    else
+      stray<<<256, kThreads, 0, queue_.stream>>>(static_cast<uint8_t*>(out_.at()), held, kMargin + c.out_shift * out,
+                                                 out_stride * out, c.m, c.n * out, strays);
+    MAGA_CUDA(cudaGetLastError());
+    struct {
+      float worst;
+      int strays;
+    } verdict;
+    MAGA_CUDA(cudaMemcpyAsync(&verdict, verdict_.at(), 8, cudaMemcpyDeviceToHost, queue_.stream));
+    MAGA_CUDA(cudaStreamSynchronize(queue_.stream));
+    const float share = verdict.worst / c.limit();
+    nearest_ = std::max(nearest_, share);
+    if (share <= 1 && verdict.strays == 0) return;
+    if (++failures_ <= 20) {
+      std::printf("WRONG %s: error %g, limit %g, %d stray bytes", c.name().c_str(), verdict.worst, c.limit(), verdict.strays);
+      if (config)
+        std::printf(" (rows %d, split %d, ctas %d, stages %d, window %d)", config->tile.rows, config->split, config->ctas,
+                    config->stages, config->window);
+      std::printf("\n");
+    }
+  }
+
+  // Runs `layers` linears that depend on one another, with overlap and without: the results must agree bit for bit.
+  void check_overlap(DType type, int m, int width, int inner, int layers) {
+    const int64_t in = size_of(type);
+    ++cases_;
+    fill(type, weight_.at(), int64_t{3} * inner * width, 1.f / std::sqrt(static_cast<float>(width)), cases_);
+    std::vector<std::vector<char>> results;
+    for (const bool overlap : {false, true}) {
+      MAGA_CUDA(cudaMemsetAsync(out_.at(), kPoison, 1 << 20, queue_.stream));
+      fill(type, x_.at(), int64_t{m} * width, 1.f, 3);
+      const cuda::Queue queue{queue_.stream, overlap};
+      const Graph graph(queue_.stream, [&] {
+        for (int layer = 0; layer < layers; ++layer) {
+          linears_.run(queue, {.weight = weight_.at(),
+                               .x = x_.at(),
+                               .x_stride = width,
+                               .m = m,
+                               .n = inner,
+                               .k = width,
+                               .type = type,
+                               .out = out_.at(),
+                               .out_stride = inner,
+                               .out_type = type,
+                               .gated = true,
+                               .scratch = scratch_.at()});
+          linears_.run(queue, {.weight = weight_.at(2 * in * inner * width),
+                               .x = out_.at(),
+                               .x_stride = inner,
+                               .m = m,
+                               .n = width,
+                               .k = inner,
+                               .type = type,
+                               .out = x_.at(),
+                               .out_stride = width,
+                               .out_type = type,
+                               .residual = x_.at(),
+                               .residual_stride = width,
+                               .scratch = scratch_.at()});
+        }
+      });
+      graph.launch(queue_.stream);
+      results.emplace_back(m * width * in);
+      MAGA_CUDA(cudaMemcpyAsync(results.back().data(), x_.at(), m * width * in, cudaMemcpyDeviceToHost, queue_.stream));
+      MAGA_CUDA(cudaStreamSynchronize(queue_.stream));
+    }
+    if (results[0] == results[1]) return;
+    ++failures_;
+    std::printf("WRONG %s m %d, %d layers of %d and %d: not the same with overlap\n", name_of(type).data(), m, layers, width,
+                inner);
+  }
+
+  int cases() const { return cases_; }
+  int failures() const { return failures_; }
+  float nearest() const { return nearest_; }
+
+ private:
+  static constexpr int64_t kMargin = 4096;  // bytes before and after a result
+
+  cuda::Queue queue_;
+  cuda::Linears linears_;
+  cuda::Streams streams_;
+  DeviceBuffer weight_{64 << 20}, x_{16 << 20}, bias_{1 << 20}, residual_{16 << 20}, out_{64 << 20}, sums_{64 << 20}, verdict_{8},
+      scratch_{cuda::linear_scratch_bytes(512, 4096, DType::f32)};
+  int cases_ = 0, failures_ = 0;
+  float nearest_ = 0;
+};
+
+// Every epilogue and alignment, through Linears.
+void check_calls(Checker& checker) {
+  struct Size {
+    int n, k;
+  };
+  for (const DType type : {DType::bf16, DType::f16, DType::f32})
+    for (const auto [n, k] :
+         {Size{960, 576}, Size{1000, 72}, Size{8, 40}, Size{7, 24}, Size{129, 1000}, Size{34, 30}, Size{2048, 2048}})
+      for (const int m : {1, 3, 8, 9, 16, 17, 32, 33, 64, 65, 130, 300}) {
+        if (n * m > 300000 && type != DType::bf16) continue;
+        const Case plain{.type = type, .m = m, .n = n, .k = k};
+        auto with = [&](auto&& change) {
+          Case c = plain;
+          change(c);
+          checker.check(c);
+        };
+        checker.check(plain);
+        with([](Case& c) { c.bias = true; });
+        with([](Case& c) { c.residual = Case::apart; });
+        with([](Case& c) { c.residual = Case::in_place, c.bias = true; });
+        with([](Case& c) { c.out_f32 = true, c.out_pad = 3; });
+        with([](Case& c) { c.out_f32 = true, c.bias = true, c.residual = Case::apart; });
+        with([](Case& c) { c.slabs = true; });
+        with([](Case& c) { c.slabs = true, c.bias = true; });
+        with([](Case& c) { c.x_shift = 16, c.x_pad = 64, c.out_shift = 8, c.out_pad = 8; });
+        with([](Case& c) { c.x_shift = 1, c.x_pad = 3, c.out_shift = 3, c.out_pad = 5, c.residual = Case::in_place; });
+        if (k >= 576) with([](Case& c) { c.x_pad = 4, c.bias = true; });
+        for (const ActivationKind kind :
+             {ActivationKind::silu, ActivationKind::gelu, ActivationKind::gelu_tanh, ActivationKind::relu})
+          with([&](Case& c) { c.gated = true, c.activation = kind, c.bias = kind != ActivationKind::relu, c.out_pad = n % 2 * 3; });
+      }
+}
+
+// Every streaming kernel in every configuration, on sizes that leave tiles, boxes and tokens part empty.
+void check_configs(Checker& checker, int sms) {
+  for (const DType type : {DType::bf16, DType::f16})
+    for (const int m : {1, 5, 8, 13, 16, 30, 32, 47, 64}) {
+      for (const bool slabs : {false, true})
+        for (const auto& config : cuda::stream_configs({.m = m, .rows = 1205, .k = 1032, .may_split = slabs, .sms = sms})) {
+          if (slabs != (config.split > 1)) continue;
+          checker.check({.type = type, .m = m, .n = 1205, .k = 1032, .bias = true, .slabs = slabs}, &config);
+        }
+      // Fewer SMs: several tiles a CTA.
+      for (const auto& config : cuda::stream_configs({.m = m, .rows = 2 * 600, .k = 648, .may_split = false, .sms = 2}))
+        checker.check({.type = type, .m = m, .n = 600, .k = 648, .gated = true}, &config);
+      for (const auto& config : cuda::stream_configs({.m = m, .rows = 700, .k = 1000, .may_split = true, .sms = 3}))
+        checker.check({.type = type, .m = m, .n = 700, .k = 1000, .slabs = config.split > 1}, &config);
+    }
+}
+
+}  // namespace
+
+void fill(DType type, void* data, int64_t count, float scale, uint32_t seed) {
+  const int64_t blocks = std::min<int64_t>((count + kThreads - 1) / kThreads, 4096);
+  fill_kernel<<<static_cast<unsigned>(blocks), kThreads>>>(type, data, count, scale, seed);
+  MAGA_CUDA(cudaGetLastError());
+}
+
+int check_linears(cudaStream_t stream) {
+  int device = 0, sms = 0, major = 0;
+  MAGA_CUDA(cudaGetDevice(&device));
+  MAGA_CUDA(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device));
+  MAGA_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  Checker checker(stream);
+  check_calls(checker);
+  if (major == 9) check_configs(checker, sms);
+  for (const DType type : {DType::bf16, DType::f16})
+    for (const int m : {1, 8, 16, 31, 64, 100}) checker.check_overlap(type, m, 1024, 2048, 12);
+  std::printf("%d cases, %d failures, the worst error at %.2f of its limit\n", checker.cases(), checker.failures(),
+              checker.nearest());
+  return checker.failures();
+}
+
+}  // namespace maga::bench

@@ -1,0 +1,172 @@
+// Each op as kernels.
+#include "backends/cuda/cuda_check.h"
+#include "backends/cuda/executable.h"
+
+namespace maga::cuda {
+
+void CudaExecutable::run(const Embed& op) {
+  embed(queue_, device_->compute, step_,
+        {.table = data(op.table), .out = matrix(op.out), .width = static_cast<int>(op.out.width), .scale = op.scale});
+}
+
+void CudaExecutable::run(const Norm& op) {
+  NormArgs args{.in = matrix(op.in),
+                .out = matrix(op.out),
+                .rows = rows(op.out),
+                .width = static_cast<int>(op.out.width),
+                .group = static_cast<int>(op.group),
+                .weight = data(op.weight),
+                .bias = data(op.bias),
+                .kind = op.kind,
+                .eps = op.eps,
+                .weight_offset = op.weight_offset};
+  if (pending_) {
+    args.slabs = pending_->slabs;
+    args.residual = pending_->residual;
+    args.sum = pending_->out;
+    pending_.reset();
+  }
+  norm(queue_, device_->compute, args);
+}
+
+LinearArgs CudaExecutable::linear_args(const View& in, const View& out, WeightId id, WeightId bias) const {
+  const Matrix x = matrix(in), y = matrix(out);
+  return {.weight = data(id),
+          .x = x.data,
+          .x_stride = x.stride,
+          .m = rows(in),
+          .n = static_cast<int>(out.width),
+          .k = static_cast<int>(in.width),
+          .type = device_->compute,
+          .out = y.data,
+          .out_stride = y.stride,
+          .out_type = type_of(out.value),
+          .bias = data(bias),
+          .scratch = scratch_.data()};
+}
+
+void CudaExecutable::run(const Linear& op) {
+  LinearArgs args = linear_args(op.in, op.out, op.weight, op.bias);
+  const Matrix residual = op.residual ? matrix(op.residual) : Matrix{};
+  args.residual = residual.data;
+  args.residual_stride = residual.stride;
+  if (args.m == 0) return;
+  const int slabs = args.out_type == device_->compute ? slabs_of(args) : 0;
+  if (slabs > 0) {
+    args.slabs = slabs_.as<float>();
+    pending_ = Pending{.slabs = {.data = args.slabs, .count = slabs, .bias = args.bias},
+                       .residual = residual,
+                       .out = {args.out, args.out_stride},
+                       .rows = args.m,
+                       .width = args.n};
+    args.bias = args.residual = nullptr;
+  }
+  device_->linears->run(queue_, args);
+}
+
+void CudaExecutable::add_up_pending() {
+  reduce(queue_, device_->compute,
+         {.slabs = pending_->slabs,
+          .residual = pending_->residual,
+          .out = pending_->out,
+          .rows = pending_->rows,
+          .width = pending_->width});
+  pending_.reset();
+}
+
+void CudaExecutable::run(const GatedLinear& op) {
+  LinearArgs args = linear_args(op.in, op.out, op.weight, op.bias);
+  args.gated = true;
+  args.activation = op.kind;
+  if (args.m > 0) device_->linears->run(queue_, args);
+}
+
+void CudaExecutable::run(const Rope& op) {
+  const RopeTable& table = program_.rope_tables[op.table];
+  rope(queue_, device_->compute,
+       {.x = matrix(op.x),
+        .rows = rows(op.x),
+        .heads = static_cast<int>(op.x.width / op.head_dim),
+        .head_dim = static_cast<int>(op.head_dim),
+        .rotary_dim = static_cast<int>(table.rotary_dim),
+        .interleaved = table.interleaved,
+        .turns = turns_[op.table].as<const float2>()});
+}
+
+KvLayer CudaExecutable::kv_layer(int32_t layer) const {
+  const CacheLayer& form = program_.cache_layers[layer];
+  const int64_t size = size_of(limits_.kv_dtype), keys = form.kv_heads * form.head_dim * limits_.page_tokens;
+  std::byte* k = const_cast<std::byte*>(pool_.data()) + layer_offset_[layer] * size;
+  return {.k = k,
+          .v = k + keys * size,
+          .page_stride = page_bytes_ / size,
+          .k_head_stride = limits_.page_tokens * form.head_dim,
+          .v_head_stride = limits_.page_tokens * form.v_dim,
+          .page_tokens = static_cast<int>(limits_.page_tokens),
+          .kv_heads = static_cast<int>(form.kv_heads),
+          .head_dim = static_cast<int>(form.head_dim),
+          .v_dim = static_cast<int>(form.v_dim)};
+}
+
+void CudaExecutable::run(const PrepareQkv& op) {
+  PrepareArgs args{.q = matrix(op.q),
+                   .k = matrix(op.k),
+                   .v = matrix(op.v),
+                   .rows = rows(op.q),
+                   .heads = static_cast<int>(op.heads),
+                   .kv_heads = static_cast<int>(op.kv_heads),
+                   .q_norm = data(op.q_norm),
+                   .k_norm = data(op.k_norm),
+                   .eps = op.eps,
+                   .weight_offset = op.weight_offset,
+                   .layer = kv_layer(op.layer),
+                   .kv_type = limits_.kv_dtype};
+  if (op.rope_table != kNone) {
+    const RopeTable& table = program_.rope_tables[op.rope_table];
+    args.rotary_dim = static_cast<int>(table.rotary_dim);
+    args.interleaved = table.interleaved;
+    args.turns = turns_[op.rope_table].as<const float2>();
+  }
+  if (pending_) {
+    args.slabs = pending_->slabs;
+    pending_.reset();
+  }
+  prepare_qkv(queue_, device_->compute, step_, args);
+}
+
+void CudaExecutable::run(const Attention& op) {
+  const KvLayer layer = kv_layer(op.layer);
+  if (op.k)
+    prepare_qkv(queue_, device_->compute, step_,
+                {.k = matrix(op.k),
+                 .v = matrix(op.v),
+                 .rows = rows(op.k),
+                 .kv_heads = static_cast<int>(op.kv_heads),
+                 .layer = layer,
+                 .kv_type = limits_.kv_dtype});
+  const Matrix q = matrix(op.q), out = matrix(op.out);
+  plan_of(op).run(
+      queue_, step_,
+      {.q = q.data, .q_stride = q.stride, .out = out.data, .out_stride = out.stride, .scale = op.scale, .layer = layer});
+}
+
+void CudaExecutable::run(const Activation& op) {
+  activation(queue_, device_->compute,
+             {.gate = matrix(op.gate),
+              .up = op.up ? matrix(op.up) : Matrix{},
+              .out = matrix(op.out),
+              .rows = rows(op.out),
+              .width = static_cast<int>(op.out.width),
+              .kind = op.kind});
+}
+
+void CudaExecutable::run(const Add& op) {
+  add(queue_, device_->compute,
+      {.a = matrix(op.a), .b = matrix(op.b), .out = matrix(op.out), .rows = rows(op.out), .width = static_cast<int>(op.out.width)});
+}
+
+void CudaExecutable::run(const Select& op) {
+  select(queue_, device_->compute, step_, {.in = matrix(op.in), .out = matrix(op.out), .width = static_cast<int>(op.out.width)});
+}
+
+}  // namespace maga::cuda

@@ -1,0 +1,107 @@
+// Hopper's instructions for the streaming linears: mbarriers, tensor copies (TMA), wgmma. PTX ISA, chapters "mbarrier",
+// "cp.async.bulk.tensor" and "wgmma". Device code for sm_90a only.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace maga::cuda::hopper {
+
+__device__ __forceinline__ uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
+
+__device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+// Makes initialised barriers known to the copy engine.
+__device__ __forceinline__ void barrier_init_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;\n fence.proxy.async.shared::cta;" ::: "memory");
+}
+__device__ __forceinline__ void barrier_expect(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+// Knows the phase under way and the one before, no further back.
+__device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
+  uint32_t done = 0;
+  while (!done)
+    asm volatile("{.reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;}"
+                 : "=r"(done)
+                 : "r"(barrier), "r"(parity)
+                 : "memory");
+}
+
+// L2 policies, as createpolicy.fractional makes them for a fraction of 1.
+constexpr uint64_t kEvictFirst = 0x12F0000000000000ull;
+constexpr uint64_t kEvictLast = 0x14F0000000000000ull;
+
+__device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+__device__ __forceinline__ void copy_2d(uint32_t to, const CUtensorMap* map, int c0, int c1, uint32_t barrier, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+      "l"(map), "r"(c0), "r"(c1), "r"(barrier), "l"(policy)
+      : "memory");
+}
+// Coordinates (c0, 0, 0, c3).
+__device__ __forceinline__ void copy_4d(uint32_t to, const CUtensorMap* map, int c0, int c3, uint32_t barrier, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %3, %4}], [%5], %6;" ::"r"(to),
+      "l"(map), "r"(c0), "r"(0), "r"(c3), "r"(barrier), "l"(policy)
+      : "memory");
+}
+
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int kGroups>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kGroups) : "memory");
+}
+// A k-major tile of 128-byte rows in the 128-byte swizzle, eight rows to an atom of 1,024 bytes. The next 16 columns: + 2; the next
+// eight rows: + 64.
+__device__ __forceinline__ uint64_t wgmma_tile(uint32_t address) {
+  return static_cast<uint64_t>((address & 0x3FFFF) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
+}
+
+// d (64 rows, N tokens; N / 2 values a thread) = a (64, 16) · b (N, 16)ᵀ, plus d when `add`.
+#define R4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define R8(i) R4(i), R4(i + 4)
+#define R16(i) R8(i), R8(i + 8)
+#define R32(i) R16(i), R16(i + 16)
+#define S4 "%0,%1,%2,%3"
+#define S8 S4 ",%4,%5,%6,%7"
+#define S16 S8 ",%8,%9,%10,%11,%12,%13,%14,%15"
+#define S32 S16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define MAGA_WGMMA(T, NAME, N, SUMS, RESULTS, A, B, ADD)                                                                       \
+  __device__ __forceinline__ void wgmma(T, float (&d)[N / 2], uint64_t a, uint64_t b, int add) {                               \
+    asm volatile("{.reg .pred p;\n setp.ne.b32 p, " ADD ", 0;\n wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME \
+                 " {" SUMS "}, " A ", " B ", p, 1, 1, 0, 0;}"                                                                  \
+                 : RESULTS                                                                                                     \
+                 : "l"(a), "l"(b), "r"(add));                                                                                  \
+  }
+#define MAGA_WGMMA_ALL(T, NAME)                             \
+  MAGA_WGMMA(T, NAME, 8, S4, R4(0), "%4", "%5", "%6")       \
+  MAGA_WGMMA(T, NAME, 16, S8, R8(0), "%8", "%9", "%10")     \
+  MAGA_WGMMA(T, NAME, 32, S16, R16(0), "%16", "%17", "%18") \
+  MAGA_WGMMA(T, NAME, 64, S32, R32(0), "%32", "%33", "%34")
+MAGA_WGMMA_ALL(__nv_bfloat16, "bf16")
+MAGA_WGMMA_ALL(__half, "f16")
+#undef MAGA_WGMMA_ALL
+#undef MAGA_WGMMA
+#undef R4
+#undef R8
+#undef R16
+#undef R32
+#undef S4
+#undef S8
+#undef S16
+#undef S32
+
+}  // namespace maga::cuda::hopper

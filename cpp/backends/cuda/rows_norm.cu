@@ -1,0 +1,237 @@
+// Norm of rows or of groups of columns, with the sum of a split linear in front of it where that is wanted.
+#include <algorithm>
+
+#include "backends/cuda/rows.cuh"
+
+namespace maga::cuda {
+namespace {
+
+constexpr int kWarp = 32;
+constexpr int kMostThreads = 1024;
+
+template <typename T>
+struct NormCall {
+  Rows<T> in, out, residual, sum;
+  const T* weight;
+  const T* bias;
+  const float* slabs;
+  const T* slab_bias;
+  int slab_count;
+  int rows, groups, group;  // a row is `groups` runs of `group` columns
+  float eps, weight_offset;
+};
+
+// Sum over the threads of a run: a warp, or the whole CTA. `shared` may be used again after the next call with another one.
+__device__ __forceinline__ float sum_over_run(float x, float* shared) {
+#pragma unroll
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(~0u, x, offset);
+  const int warps = blockDim.x / kWarp;
+  if (warps == 1) return x;
+  if (threadIdx.x % kWarp == 0) shared[threadIdx.x / kWarp] = x;
+  __syncthreads();
+  x = threadIdx.x % kWarp < warps ? shared[threadIdx.x % kWarp] : 0.f;
+#pragma unroll
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(~0u, x, offset);
+  return x;
+}
+
+// One run of columns: where its vectors lie, and how one of them is computed from what comes in.
+template <typename T, int N, bool kSlabs, int kAhead>
+struct Run {
+  const NormCall<T>& call;
+  int64_t row;
+  int first;  // column
+
+  // Vector `v` of the input as floats that `T` holds exactly. With slabs, their sum goes to `sum` as well.
+  __device__ __forceinline__ void read(int v, float (&x)[N]) const {
+    const int column = first + v * N;
+    Vector<T, N> vector;
+    if constexpr (!kSlabs) {
+      vector.load(call.in.at(row, column));
+      vector.get(x);
+    } else {
+      Vector<T, N> residual, bias;
+      if (call.residual.data) residual.load(call.residual.at(row, column));
+      if (call.slab_bias) bias.load(call.slab_bias + column);
+      const int64_t width = int64_t{call.groups} * call.group;
+      sum_slabs<N, kAhead>(call.slabs, call.slab_count, call.rows * width, row * width + column, x);
+      float y[N];
+      if (call.slab_bias) {
+        bias.get(y);
+#pragma unroll
+        for (int i = 0; i < N; ++i) x[i] += y[i];
+      }
+      if (call.residual.data) {
+        residual.get(y);
+#pragma unroll
+        for (int i = 0; i < N; ++i) x[i] += y[i];
+      }
+      vector.set(x);
+      vector.store(call.sum.at(row, column));
+      vector.get(x);
+    }
+  }
+  // The same again, for runs too long for registers.
+  __device__ __forceinline__ void read_again(int v, float (&x)[N]) const {
+    Vector<T, N> vector;
+    vector.load((kSlabs ? call.sum : call.in).at(row, first + v * N));
+    vector.get(x);
+  }
+  __device__ __forceinline__ void write(int v, const float (&x)[N], float mean, float inverse, const Vector<T, N>& weight) const {
+    float y[N], w[N];
+    weight.get(w);
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      y[i] = (x[i] - mean) * inverse;
+      if (call.weight) y[i] *= w[i] + call.weight_offset;
+    }
+    Vector<T, N> vector;
+    if (call.bias) {
+      vector.load(call.bias + v * N);
+      vector.get(w);
+#pragma unroll
+      for (int i = 0; i < N; ++i) y[i] += w[i];
+    }
+    vector.set(y);
+    vector.store(call.out.at(row, first + v * N));
+  }
+};
+
+// A run a CTA, or a run a warp (blockDim.x == 32). A thread keeps V vectors of its run in registers; V == 0: it reads them again.
+template <typename T, int N, int V, bool kSlabs, NormKind kKind>
+__global__ void __launch_bounds__(kMostThreads) norm(const NormCall<T> call) {
+  allow_next();
+  __shared__ float shared[2][kWarp];
+  const int vectors = call.group / N;
+  const int run_index = blockIdx.x * blockDim.y + threadIdx.y;
+  const int row = run_index / call.groups;
+  const Run<T, N, kSlabs, V == 1 ? 8 : 4> run{call, row, (run_index - row * call.groups) * call.group};
+
+  Vector<T, N> weight[V > 0 ? V : 1];
+  if (V > 0 && call.weight) {
+#pragma unroll
+    for (int i = 0; i < V; ++i)
+      if (const int v = threadIdx.x + i * blockDim.x; v < vectors) weight[i].load(call.weight + v * N);
+  }
+  wait_for_previous();
+  if (row >= call.rows) return;
+
+  float x[V > 0 ? V : 1][N];
+  // Folds f over the columns of this thread; `again`: they have been read before.
+  auto each = [&](bool again, auto&& f) {
+    if constexpr (V > 0) {
+#pragma unroll
+      for (int i = 0; i < V; ++i)
+        if (const int v = threadIdx.x + i * blockDim.x; v < vectors) {
+          if (!again) run.read(v, x[i]);
+#pragma unroll
+          for (int e = 0; e < N; ++e) f(x[i][e]);
+        }
+    } else {
+      for (int v = threadIdx.x; v < vectors; v += blockDim.x) {
+        if (again) {
+          run.read_again(v, x[0]);
+        } else {
+          run.read(v, x[0]);
+        }
+#pragma unroll
+        for (int e = 0; e < N; ++e) f(x[0][e]);
+      }
+    }
+  };
+  float mean = 0, squares = 0;
+  if constexpr (kKind == NormKind::layer) {
+    each(false, [&](float y) { mean += y; });
+    mean = sum_over_run(mean, shared[0]) / static_cast<float>(call.group);
+    each(true, [&](float y) { squares += (y - mean) * (y - mean); });
+  } else {
+    each(false, [&](float y) { squares += y * y; });
+  }
+  const float inverse = 1 / sqrtf(sum_over_run(squares, shared[1]) / static_cast<float>(call.group) + call.eps);
+  if constexpr (V > 0) {
+#pragma unroll
+    for (int i = 0; i < V; ++i)
+      if (const int v = threadIdx.x + i * blockDim.x; v < vectors) run.write(v, x[i], mean, inverse, weight[i]);
+  } else {
+    for (int v = threadIdx.x; v < vectors; v += blockDim.x) {
+      run.read_again(v, x[0]);
+      if (call.weight) weight[0].load(call.weight + v * N);
+      run.write(v, x[0], mean, inverse, weight[0]);
+    }
+  }
+}
+
+struct NormShape {
+  int vectors_a_thread;  // 1, 2; 0: more
+  dim3 grid, block;
+};
+
+NormShape shape_of(int rows, int groups, int vectors) {
+  const int64_t runs = int64_t{rows} * groups;
+  constexpr int kRunsInAWave = 264;
+  if (groups > 1 && vectors <= 2 * kWarp) return {vectors <= kWarp ? 1 : 2, dim3((runs + 7) / 8), dim3(kWarp, 8)};
+  // Few runs: a thread for every vector, for latency. Many: two vectors a thread, for more bytes under way.
+  const int per_thread = runs <= kRunsInAWave && vectors <= kMostThreads ? 1 : vectors <= 2 * kMostThreads ? 2 : 0;
+  const int threads = per_thread == 0 ? kMostThreads : (vectors + per_thread - 1) / per_thread;
+  return {per_thread, dim3(runs), dim3((threads + kWarp - 1) / kWarp * kWarp)};
+}
+
+template <typename T, int N, bool kSlabs, NormKind kKind>
+void launch_norm(const Queue& queue, const NormCall<T>& call) {
+  const NormShape shape = shape_of(call.rows, call.groups, call.group / N);
+  auto* kernel = shape.vectors_a_thread == 1   ? norm<T, N, 1, kSlabs, kKind>
+                 : shape.vectors_a_thread == 2 ? norm<T, N, 2, kSlabs, kKind>
+                                               : norm<T, N, 0, kSlabs, kKind>;
+  launch(queue, kernel, shape.grid, shape.block, 0, call);
+}
+
+template <typename T, int N, bool kSlabs>
+void launch_norm(const Queue& queue, NormKind kind, const NormCall<T>& call) {
+  if (kind == NormKind::rms) {
+    launch_norm<T, N, kSlabs, NormKind::rms>(queue, call);
+  } else {
+    launch_norm<T, N, kSlabs, NormKind::layer>(queue, call);
+  }
+}
+
+}  // namespace
+
+void norm(const Queue& queue, DType type, const NormArgs& args) {
+  if (args.rows == 0) return;
+  MAGA_CHECK(args.group > 0 && args.width % args.group == 0, "groups of ", args.group, " in a width of ", args.width);
+  const bool slabs = args.slabs.data;
+  MAGA_CHECK(!slabs || args.group == args.width, "slabs and groups");
+  with_type(type, [&](auto element) {
+    using T = decltype(element);
+    const NormCall<T> call{.in = Rows<T>(args.in),
+                           .out = Rows<T>(args.out),
+                           .residual = Rows<T>(args.residual),
+                           .sum = Rows<T>(args.sum),
+                           .weight = static_cast<const T*>(args.weight),
+                           .bias = static_cast<const T*>(args.bias),
+                           .slabs = args.slabs.data,
+                           .slab_bias = static_cast<const T*>(args.slabs.bias),
+                           .slab_count = args.slabs.count,
+                           .rows = args.rows,
+                           .groups = args.width / args.group,
+                           .group = args.group,
+                           .eps = args.eps,
+                           .weight_offset = args.weight_offset};
+    // With slabs, vectors of 4 floats: the slabs are most of the bytes, and more threads fetch them sooner.
+    auto fits = [&](int n) {
+      return args.group % n == 0 && takes_vectors<T>(args.out, args.width, n) && takes_vectors<T>(args.weight, n) &&
+             takes_vectors<T>(args.bias, n) &&
+             (slabs ? takes_vectors<T>(args.sum, args.width, n) && takes_vectors<T>(args.residual, args.width, n) &&
+                          takes_vectors<T>(args.slabs.bias, n) && takes_vectors<float>(args.slabs.data, n)
+                    : takes_vectors<T>(args.in, args.width, n));
+    };
+    if (slabs) {
+      fits(4) ? launch_norm<T, 4, true>(queue, args.kind, call) : launch_norm<T, 1, true>(queue, args.kind, call);
+    } else {
+      fits(kVector<T>) ? launch_norm<T, kVector<T>, false>(queue, args.kind, call)
+                       : launch_norm<T, 1, false>(queue, args.kind, call);
+    }
+  });
+}
+
+}  // namespace maga::cuda

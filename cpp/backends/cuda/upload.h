@@ -1,0 +1,40 @@
+// Canonical weights to the card. Each calling thread streams through page-locked buffers of its own turn, converting as it goes.
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "backends/cuda/memory.h"
+#include "backends/cuda/queue.h"
+#include "backends/cuda/weight.h"
+
+namespace maga::cuda {
+
+class Uploader {
+ public:
+  // As many threads upload at once as there are lanes; the others wait.
+  Uploader(int lanes, DType type);
+  ~Uploader();
+
+  // Checks shapes and forms; throws Error naming `spec`. Forms without a kernel here are widened to the compute type.
+  std::shared_ptr<const DeviceWeight> upload(const WeightSpec& spec, const Canonical& weight);
+
+ private:
+  static constexpr int64_t kChunkBytes = 8 << 20;
+  struct Lane {
+    PinnedMemory buffers[2];
+    cudaEvent_t copied[2] = {};
+    cudaStream_t stream = nullptr;
+  };
+  class Turn;
+
+  std::vector<std::unique_ptr<Lane>> lanes_;
+  std::vector<Lane*> idle_;
+  std::mutex mutex_;
+  std::condition_variable freed_;
+  DType type_;
+};
+
+}  // namespace maga::cuda
