@@ -217,9 +217,9 @@ int check_attention(bool few) {
         if (o.fault.empty()) continue;
         if (++failed <= 40)
           std::printf("FAILED %s/%s, %d heads over %d, head size %d/%d, %s, %s%s: error %.2e, worst row %.2e, %s\n",
-                      std::string(name_of(c.type)).c_str(), std::string(name_of(c.kv_type)).c_str(), c.shape.heads, c.shape.kv_heads,
-                      c.shape.head_dim, c.shape.v_dim, f.name, name, captured ? ", captured" : "", o.error, o.worst_row,
-                      o.fault.c_str());
+                      std::string(name_of(c.type)).c_str(), std::string(name_of(c.kv_type)).c_str(), c.shape.heads,
+                      c.shape.kv_heads, c.shape.head_dim, c.shape.v_dim, f.name, name, captured ? ", captured" : "", o.error,
+                      o.worst_row, o.fault.c_str());
       }
     }
   };
@@ -233,11 +233,11 @@ int check_attention(bool few) {
         check({.shape = {group * kv_heads, kv_heads, head_dim, head_dim}, .type = type, .kv_type = type}, f);
       }
   // What the generic kernel takes.
-  const std::tuple<DType, DType, int, int> generic[] = {
-      {DType::f32, DType::f32, 64, 64},   {DType::f32, DType::f16, 128, 128}, {DType::f32, DType::bf16, 80, 80},
-      {DType::bf16, DType::f32, 96, 96},  {DType::f16, DType::f32, 64, 64},   {DType::bf16, DType::f16, 128, 128},
-      {DType::f16, DType::bf16, 256, 256}, {DType::bf16, DType::bf16, 192, 128}, {DType::f16, DType::f16, 72, 72},
-      {DType::bf16, DType::bf16, 576, 512}};
+  const std::tuple<DType, DType, int, int> generic[] = {{DType::f32, DType::f32, 64, 64},    {DType::f32, DType::f16, 128, 128},
+                                                        {DType::f32, DType::bf16, 80, 80},   {DType::bf16, DType::f32, 96, 96},
+                                                        {DType::f16, DType::f32, 64, 64},    {DType::bf16, DType::f16, 128, 128},
+                                                        {DType::f16, DType::bf16, 256, 256}, {DType::bf16, DType::bf16, 192, 128},
+                                                        {DType::f16, DType::f16, 72, 72},    {DType::bf16, DType::bf16, 576, 512}};
   for (const auto& [type, kv_type, head_dim, v_dim] : generic)
     for (const Features& f : features) {
       if (few && head_dim != 64) continue;

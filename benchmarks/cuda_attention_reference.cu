@@ -32,7 +32,8 @@ __device__ float noise(uint64_t i, uint32_t seed) {
 }
 
 __global__ void fill_random_kernel(void* to, DType type, size_t count, uint32_t seed) {
-  for (size_t i = blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x; i < count; i += static_cast<size_t>(gridDim.x) * blockDim.x)
+  for (size_t i = blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x; i < count;
+       i += static_cast<size_t>(gridDim.x) * blockDim.x)
     set(to, type, i, noise(i, seed));
 }
 
@@ -44,8 +45,10 @@ __global__ void fill_pages_kernel(KvLayer layer, DType type, DeviceStep step, ui
     const int64_t page = step.pages[step.page_start[sequence] + key / layer.page_tokens] * layer.page_stride;
     const int in_page = key % layer.page_tokens;
     const float x = noise(i, seed + sequence);
-    if (column < layer.head_dim) set(layer.k, type, page + head * layer.k_head_stride + in_page * layer.head_dim + column, x);
-    else set(layer.v, type, page + head * layer.v_head_stride + in_page * layer.v_dim + column - layer.head_dim, x);
+    if (column < layer.head_dim)
+      set(layer.k, type, page + head * layer.k_head_stride + in_page * layer.head_dim + column, x);
+    else
+      set(layer.v, type, page + head * layer.v_head_stride + in_page * layer.v_dim + column - layer.head_dim, x);
   }
 }
 
@@ -138,8 +141,12 @@ MadeStep::MadeStep(const StepShape& shape, int64_t pool_pages, bool tree, std::m
     page_start.push_back(static_cast<int32_t>(pages.size()));
   }
   ids.assign(positions.size(), 1);
-  host = {.ids = ids, .positions = positions, .sequence_start = {sequence_start.data(), sequence_start.size()},
-          .kv_length = {kv_length.data(), kv_length.size()}, .page_start = {page_start.data(), page_start.size()}, .pages = pages};
+  host = {.ids = ids,
+          .positions = positions,
+          .sequence_start = {sequence_start.data(), sequence_start.size()},
+          .kv_length = {kv_length.data(), kv_length.size()},
+          .page_start = {page_start.data(), page_start.size()},
+          .pages = pages};
 
   const auto padded = [](auto list, int count, auto with) {
     list.insert(list.end(), count, with);

@@ -119,7 +119,8 @@ void time_attention() {
   };
   for (const int batch : {1, 8, 64, 256})
     for (const int context : {256, 2048, 8192})
-      decode(llama, ("batch " + std::to_string(batch) + ", " + std::to_string(context)).c_str(), std::vector(batch, SequenceSize{1, context}));
+      decode(llama, ("batch " + std::to_string(batch) + ", " + std::to_string(context)).c_str(),
+             std::vector(batch, SequenceSize{1, context}));
   std::vector<SequenceSize> skewed(63, {1, 512});
   skewed.push_back({1, 65536});
   decode(llama, "63 x 512, 1 x 65536", skewed);

@@ -12,7 +12,7 @@
 namespace maga::cuda {
 namespace {
 
-constexpr int kFewRows = 16;        // packed rows of the small tile
+constexpr int kFewRows = 16;  // packed rows of the small tile
 
 // Device memory that is freed with its owner.
 struct Allocation {
@@ -73,9 +73,8 @@ Lane make_lane(const MmaKernel& kernel, const cudaDeviceProp& device) {
 
 void carve(Carver& carver, Lane& lane, int64_t sequences) {
   lane.work = {.sequences = carver.take<WorkSequence>(sequences),
-               .places = carver.take<WorkPlace>(lane.ctas),
-               .total = carver.take<WorkTotal>(1),
-               .before = carver.take<int>(sequences + 1),
+               .starts = carver.take<WorkStart>(lane.ctas),
+               .before = carver.take<int>(sequences),
                .ctas = lane.ctas,
                .rows = lane.kernel.rows,
                .block_keys = lane.kernel.block_keys};

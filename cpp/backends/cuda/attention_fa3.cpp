@@ -1,5 +1,7 @@
 #include "backends/cuda/attention_fa3.h"
 
+#include <cuda_runtime.h>
+
 #include <algorithm>
 #include <numeric>
 #include <queue>
@@ -9,7 +11,7 @@
 namespace maga::cuda {
 namespace {
 
-constexpr int kArrays = 6;  // of Fa3Call, one entry an item
+constexpr int kArrays = 6;      // of Fa3Call, one entry an item
 constexpr int kTileCost = 256;  // of starting a tile, in keys
 
 }  // namespace
@@ -73,8 +75,12 @@ void Fa3Plan::plan(const Queue& queue, const Step& host, int first_sequence) {
     start[cta] = static_cast<int32_t>(at);
     for (const Item& item : work_[cta]) {
       const int first = host.sequence_start[item.sequence];
-      const int32_t values[kArrays] = {item.tile, item.head, first, host.page_start[item.sequence],
-                                       host.sequence_start[item.sequence + 1] - first, host.kv_length[item.sequence]};
+      const int32_t values[kArrays] = {item.tile,
+                                       item.head,
+                                       first,
+                                       host.page_start[item.sequence],
+                                       host.sequence_start[item.sequence + 1] - first,
+                                       host.kv_length[item.sequence]};
       for (int i = 0; i < kArrays; ++i) arrays[i * items_ + at] = values[i];
       ++at;
     }

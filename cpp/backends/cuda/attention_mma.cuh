@@ -22,7 +22,7 @@ struct MmaShape {
   static constexpr int kBlock = kSlice * kKeyWarps;
   static constexpr int kTeam = 32 * kRowWarps;  // threads
   static constexpr int kThreads = kTeam * kKeyWarps;
-  static constexpr int kPitch = kHeadDim + 8;                       // an odd number of 16-byte pieces: ldmatrix meets no bank twice
+  static constexpr int kPitch = kHeadDim + 8;  // an odd number of 16-byte pieces: ldmatrix meets no bank twice
   static constexpr int kTeamStage = 2 * kSlice * kPitch * sizeof(T);  // keys, then values
   static constexpr int kStage = kTeamStage * kKeyWarps;
   static constexpr int kGroups = kSlice / 16;  // runs of 16 keys, which lie in one page
@@ -44,9 +44,8 @@ struct MmaCursor {
     keys = tile_keys(sequence, args.shape, place.tile, S::kRows);
     first_block = keys.low / S::kBlock, end_block = divide_up(keys.high, S::kBlock);
   }
-  __device__ void start(const MmaArgs& args, const WorkPlace& at) {
-    place = at;
-    sequence = args.work.sequences[place.sequence];
+  __device__ void start(const MmaArgs& args, const WorkStart& at) {
+    place = at.place, sequence = at.sequence;
     enter_tile(args);
   }
   // To the block after this one, which must exist.
@@ -108,7 +107,8 @@ struct MmaLoader {
   }
 };
 
-// What a warp knows of its 16 rows: a thread has rows lane / 4 and lane / 4 + 8, and of every 8 columns 2 * (lane % 4) and the next.
+// What a warp knows of its 16 rows: a thread has rows lane / 4 and lane / 4 + 8, and of every 8 columns 2 * (lane % 4) and the
+// next.
 template <typename S>
 struct MmaRows {
   using T = typename S::T;
@@ -241,10 +241,10 @@ struct MmaTile {
   using T = typename S::T;
   const MmaArgs& args;
   const MmaCursor<S>& at;
-  int rows;       // of the tile that exist
-  int owner;      // the CTA in which the tile begins
-  int ctas;       // that share the tile
-  int partial;    // this CTA's place in the partial results
+  int rows;     // of the tile that exist
+  int owner;    // the CTA in which the tile begins
+  int ctas;     // that share the tile
+  int partial;  // this CTA's place in the partial results
 
   __device__ MmaTile(const MmaArgs& args, const MmaCursor<S>& at, int position, int share) : args(args), at(at) {
     rows = min(S::kRows, at.sequence.tokens * args.shape.group - at.place.tile * S::kRows);
@@ -331,8 +331,7 @@ struct MmaTile {
         for (int c = 0; c < 4; ++c) value[c] *= shrink;
         sum *= shrink, maximum = most;
 #pragma unroll
-        for (int j = 0; j < kAtOnce; ++j)
-          add(exp2_fast(sums[j].x - most), {part[j].x, part[j].y, part[j].z, part[j].w}, sums[j].y);
+        for (int j = 0; j < kAtOnce; ++j) add(exp2_fast(sums[j].x - most), {part[j].x, part[j].y, part[j].z, part[j].w}, sums[j].y);
       }
       store_final(row, column, value, {maximum, sum});
     }
@@ -358,8 +357,8 @@ __device__ void finish_tile(MmaRows<S>& rows, const MmaTile<S>& tile, int row_wa
         tile.store(row, i * 8 + lane % 4 * 2, {rows.out[i][2 * r], rows.out[i][2 * r + 1]}, sums);
     }
   } else {
-    float* total = reinterpret_cast<float*>(scratch);                                  // (16, kScratchPitch)
-    float2* sums = reinterpret_cast<float2*>(total + 16 * S::kScratchPitch);           // (kKeyWarps + 1, 16), the last of all warps
+    float* total = reinterpret_cast<float*>(scratch);                         // (16, kScratchPitch)
+    float2* sums = reinterpret_cast<float2*>(total + 16 * S::kScratchPitch);  // (kKeyWarps + 1, 16), the last of all warps
     if (lane % 4 == 0)
 #pragma unroll
       for (int r = 0; r < 2; ++r) sums[key_warp * 16 + lane / 4 + r * 8] = {rows.maximum[r], rows.sum[r]};
@@ -415,20 +414,22 @@ __global__ void __launch_bounds__(S::kThreads, S::kCtas) attention_mma_kernel(co
       for (int i = threadIdx.x; i < args.shape.group * args.shape.kv_heads * S::kHeadDim / 2; i += S::kThreads)
         reinterpret_cast<uint32_t*>(static_cast<T*>(args.out) + row * args.out_stride)[i] = 0;
   }
-  const WorkTotal total = *args.work.total;
-  const int begin = blockIdx.x * total.share, end = min(begin + total.share, total.blocks);
-  if (begin >= end) return;
+  const WorkStart start = args.work.starts[blockIdx.x];
+  if (start.blocks == 0) return;
+  const int begin = blockIdx.x * start.share, end = begin + start.blocks;
 
   const int warp = threadIdx.x / 32, row_warp = warp % S::kRowWarps, key_warp = warp / S::kRowWarps;
   unsigned char* scratch = shared + args.stages * S::kStage;
   const uint32_t ring = shared_address(shared) + key_warp * S::kTeamStage;
   auto team_barrier = [] {
-    if constexpr (S::kRowWarps == 1) __syncwarp();
-    else __syncthreads();
+    if constexpr (S::kRowWarps == 1)
+      __syncwarp();
+    else
+      __syncthreads();
   };
 
   MmaLoader<S> loader;
-  loader.at.start(args, args.work.places[blockIdx.x]);
+  loader.at.start(args, start);
   MmaCursor<S> at = loader.at;
   int loaded = begin, load_stage = 0;
   auto load_next = [&] {
@@ -446,16 +447,19 @@ __global__ void __launch_bounds__(S::kThreads, S::kCtas) attention_mma_kernel(co
   rows.start(args, at, row_warp);
   int stage = 0;
   for (int position = begin;; ++position) {
-    if (args.stages == 2) copy_wait<0>();
-    else if (args.stages == 3) copy_wait<1>();
-    else copy_wait<2>();
+    if (args.stages == 2)
+      copy_wait<0>();
+    else if (args.stages == 3)
+      copy_wait<1>();
+    else
+      copy_wait<2>();
     team_barrier();
     load_next();
     rows.step(args, at, ring + stage * S::kStage, at.place.block * S::kBlock + key_warp * S::kSlice);
     if (++stage == args.stages) stage = 0;
     const bool done = position + 1 == end;
     if (done || at.place.block + 1 == at.end_block) {
-      finish_tile(rows, MmaTile<S>(args, at, position, total.share), row_warp, key_warp, scratch);
+      finish_tile(rows, MmaTile<S>(args, at, position, start.share), row_warp, key_warp, scratch);
       if (done) return;
       at.advance(args);
       rows.start(args, at, row_warp);

@@ -74,23 +74,31 @@ __global__ void __launch_bounds__(kThreads) attention_plan_kernel(DeviceStep ste
   }
 
   const int share = max(divide_up(done.y, list.ctas), max(1, kLeastKeys / list.block_keys));
-  if (threadIdx.x == 0) *list.total = {done.y, share};
-  for (int cta = threadIdx.x; cta < list.ctas && cta * share < done.y; cta += kThreads) {
+  for (int cta = threadIdx.x; cta < list.ctas; cta += kThreads) {
+    WorkStart start{.blocks = max(0, min(share, done.y - cta * share)), .share = share};
+    if (start.blocks == 0) {
+      list.starts[cta] = start;
+      continue;
+    }
     int low = 0, high = done.x - 1;  // the last sequence whose blocks begin at or before this CTA's
     while (low < high) {
       const int middle = (low + high + 1) / 2;
-      if (list.before[middle] <= cta * share) low = middle;
-      else high = middle - 1;
+      if (list.before[middle] <= cta * share)
+        low = middle;
+      else
+        high = middle - 1;
     }
     const WorkSequence s = list.sequences[low];
     const int blocks = (low + 1 < done.x ? list.before[low + 1] : done.y) - list.before[low];
     const int head_blocks = blocks / args.shape.kv_heads;
     int rest = cta * share - list.before[low];
-    WorkPlace place{low, rest / head_blocks, 0, 0};
+    WorkPlace& place = start.place;
+    place.sequence = low, place.head = rest / head_blocks;
     rest %= head_blocks;
     for (int count; rest >= (count = tile_blocks(s, args.shape, list, place.tile)); ++place.tile) rest -= count;
     place.block = tile_keys(s, args.shape, place.tile, list.rows).low / list.block_keys + rest;
-    list.places[cta] = place;
+    start.sequence = s;
+    list.starts[cta] = start;
   }
 }
 

@@ -18,22 +18,24 @@ struct WorkSequence {
   int first_token = 0, tokens = 0, kv_length = 0, page_start = 0;
 };
 
-// Where a CTA begins; `sequence` counts in the list.
+// A place in a work list; `sequence` counts in the list.
 struct WorkPlace {
   int sequence = 0, head = 0, tile = 0, block = 0;
 };
 
-struct WorkTotal {
-  int blocks = 0;  // of the whole list
-  int share = 0;   // of a CTA
+// What a CTA starts from, in one read.
+struct alignas(16) WorkStart {
+  WorkPlace place;
+  WorkSequence sequence;
+  int blocks = 0;  // that this CTA does
+  int share = 0;   // of every CTA but the last
 };
 
 // One work list in device memory, filled by attention_plan.
 struct WorkList {
   WorkSequence* sequences = nullptr;  // (sequences) those with work in this list
-  WorkPlace* places = nullptr;        // (ctas)
-  WorkTotal* total = nullptr;
-  int* before = nullptr;  // (sequences + 1) blocks before each sequence
+  WorkStart* starts = nullptr;        // (ctas)
+  int* before = nullptr;              // (sequences) blocks before each sequence
   int ctas = 0;
   int rows = 0;        // packed rows of a tile
   int block_keys = 0;  // keys of a block

@@ -11,7 +11,7 @@ function(add_flashinfer target)
     set(headers ${CMAKE_BINARY_DIR}/_headers)
     if(NOT EXISTS ${headers}/flashinfer)
       find_package(Python COMPONENTS Interpreter REQUIRED)
-      execute_process(COMMAND ${Python_EXECUTABLE} -m pip install --quiet --no-deps --target ${headers} --require-hashes
+      execute_process(COMMAND ${Python_EXECUTABLE} -m pip install --quiet --retries 1 --no-deps --target ${headers} --require-hashes
                               -r ${CMAKE_SOURCE_DIR}/third_party/requirements-headers.txt
                       RESULT_VARIABLE failed ERROR_VARIABLE why)
       if(failed)
