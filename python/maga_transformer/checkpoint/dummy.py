@@ -25,6 +25,8 @@ class DummyCheckpoint:
     def __init__(self, path: str) -> None:
         """`path`: a folder with config.json, or such a file."""
         place = Path(path)
+        if place.is_file() and place.suffix != ".json":
+            raise ValueError(f"{path}: LOAD_FORMAT=dummy needs a folder with config.json, or such a file")
         self._config_file = str(place / "config.json" if place.is_dir() else place)
         self.path = str(place if place.is_dir() else place.parent)
         self.config: dict[str, Any] = read_json_object(self._config_file)
