@@ -128,12 +128,11 @@ const Plan& Loop::plan() {
     slots += seen.slots;
     tokens += seen.known - seen.computed;
   }
-  // Looking into the prefix cache costs a pass over the prompt, so only for those that this plan has room for. One that lost its
-  // pages while a token was in flight waits for that token, and nobody overtakes it.
+  // Looking into the prefix cache costs a pass over the prompt, so only for those that this plan has room for.
   waiting_view_.clear();
   for (const auto& s : waiting_) {
     slots += s->slots();
-    if (slots > rules.max_sequences || tokens >= rules.token_budget || s->pending > 0) break;
+    if (slots > rules.max_sequences || tokens >= rules.token_budget) break;
     const auto match = cache_.peek(s->request->salt, s->matchable());
     const int64_t computed = match.pages * rules.page_tokens;
     waiting_view_.push_back({.known = s->known(), .computed = computed, .pages = {}, .unheld = match.unheld, .slots = s->slots()});
@@ -174,7 +173,7 @@ void Loop::apply(const Plan& plan, StepInFlight* next) {
   for (const Entry& entry : entries) {
     if (take_pages(entry.sequence, entry.tokens))
       entries[kept++] = entry;
-    else
+    else if (entry.sequence->in_flight == 0)  // else it is left out of this step
       preempt(entry.sequence);
   }
   entries.resize(kept);
@@ -249,7 +248,9 @@ void Loop::admit(std::unique_ptr<Sequence> sequence) {
 }
 
 // Gives back all pages; what has been generated stays and is computed again later, as far as the prefix cache has lost it.
+// Not while a step in flight has it: prepare() finishes that step before a plan that preempts.
 void Loop::preempt(Sequence* sequence) {
+  MAGA_CHECK(sequence->in_flight == 0, "a sequence in flight cannot lose its pages");
   cache_.release(sequence->pages);
   sequence->pages.clear();
   sequence->computed = 0;

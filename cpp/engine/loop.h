@@ -8,16 +8,18 @@
 //   finish  -> collect, choose on the host what the device did not; then commit: computed pages enter the prefix cache, outputs
 //              fork from their prompt, tokens are appended, sequences end
 //
-// On an asynchronous device the loop is one step ahead: step n + 1 is prepared and launched while step n runs, then step n is
-// finished. A sequence that has a token to come from step n takes part in step n + 1 all the same; the device finds the token in
-// what step n drew. What the loop cannot know by then:
-//   - A stop token, word or string in step n, a cancellation, a failure: the sequence ends, gives up its pages, and what step
-//     n + 1 computes for it is dropped. Its pages may go to others at once, since whatever they write or copy is enqueued behind
-//     step n + 1. An output that ends by its length is known to, and is not scheduled again.
+// On an asynchronous device the loop is one step ahead: step n + 1 is prepared and launched while step n runs, and only then is
+// step n finished. A sequence whose next token step n will choose takes part in step n + 1 all the same: the device finds the token
+// among the draws of step n. What the loop learns too late, and what it must not be late for:
+//   - A stop token, word or string in step n, a cancellation or a failure: the sequence ends and what step n + 1 computes for it is
+//     dropped. Its pages may go to others at once: whatever those write or copy is enqueued, hence run, behind step n + 1.
+//     An output that ends by its length is known to, and is not scheduled again.
 //   - Tokens chosen on the host (penalties, logprobs and the like) and outputs that fork: such a step is finished before the next
-//     one is prepared. So is every step when the next plan would preempt, since sequences that end now may save it from that.
-// Only commit changes what a sequence has generated, and only tokens of committed steps enter the prefix cache. A failure before
-// it ends the sequences of the step and leaves the rest as it was. Every page is held by the sequences that list it, or cached, or
+//     one is planned. So is every step before a plan that preempts: sequences that end in it may save others from that, and no
+//     sequence loses its pages while a token of it is in flight.
+//
+// Only commit changes what a sequence has generated, and only tokens of committed steps enter the prefix cache; a failure before it
+// ends the sequences of the step and leaves the rest as it was. Every page is held by the sequences that list it, or cached, or
 // free.
 #pragma once
 
@@ -86,7 +88,6 @@ class Loop {
   Choice* choice_of(const Entry& entry, int32_t output);
   void fork(Sequence* sequence, const Entry& entry);
   void append(Sequence* sequence, Choice* choice);
-  void forget(Sequence* sequence);
   void fail(const StepInFlight& step, const std::string& error);
 
   // The figure of EngineStats that the loop's own work counts for now.

@@ -103,24 +103,16 @@ void Loop::commit(const StepInFlight& step) {
     if (sequence->ended) continue;  // since the step was launched: its result is dropped
     ++sequence->steps;
     if (entry.row >= 0 && choice_of(entry, sequence->index)->result.status == Sampled::Status::non_finite) {
-      forget(sequence);
+      cache_.forget(sequence->pages);
       news.end(sequence, FinishReason::error, "non-finite logits");
       continue;
     }
-    if (!sequence->pages.empty()) {  // it may have lost them since the step was launched
-      const int64_t cacheable = std::min(entry.end, sequence->request->cacheable_tokens);
-      cache_.insert(sequence->request->salt, std::span(sequence->tokens).first(cacheable), sequence->pages, &sequence->cached);
-    }
+    const int64_t cacheable = std::min(entry.end, sequence->request->cacheable_tokens);
+    cache_.insert(sequence->request->salt, std::span(sequence->tokens).first(cacheable), sequence->pages, &sequence->cached);
     if (entry.row < 0) continue;
     if (!sequence->siblings.empty()) fork(sequence, entry);
     append(sequence, choice_of(entry, sequence->index));
   }
-}
-
-// Takes all that was computed for the sequence out of the prefix cache, pages that it has lost included.
-void Loop::forget(Sequence* sequence) {
-  if (sequence->pages.empty()) cache_.match(sequence->request->salt, sequence->matchable(), &sequence->pages);
-  cache_.forget(sequence->pages);
 }
 
 // Outputs may have been cancelled since the step was launched, so they are looked up.
