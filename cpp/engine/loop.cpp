@@ -200,15 +200,17 @@ void Loop::add_draws(StepInFlight* next, Entry* entry) {
   if (on_host) return;
   entry->first_draw = static_cast<int32_t>(next->draws.size());
   entry->draws = sequence.slots();
-  for (int32_t i = 0; i < entry->draws; ++i)
-    next->draws.push_back({.row = entry->row,
-                           .temperature = is_greedy(params) ? 0 : params.temperature,
-                           .top_k = params.top_k,
-                           .top_p = params.top_p,
-                           .min_p = params.min_p,
-                           .seed = sequence.request->seed,
-                           .stream = static_cast<uint64_t>(sequence.output_at(i)),
-                           .index = static_cast<uint64_t>(output_tokens)});
+  Draw draw{.row = entry->row, .seed = sequence.request->seed, .index = static_cast<uint64_t>(output_tokens)};
+  if (!is_greedy(params)) {
+    draw.temperature = params.temperature;
+    draw.top_k = params.top_k;
+    draw.top_p = params.top_p;
+    draw.min_p = params.min_p;
+  }
+  for (int32_t i = 0; i < entry->draws; ++i) {
+    draw.stream = static_cast<uint64_t>(sequence.output_at(i));
+    next->draws.push_back(draw);
+  }
 }
 
 void Loop::launch(StepInFlight* next) {
@@ -286,14 +288,17 @@ bool Loop::take_pages(Sequence* sequence, int64_t tokens) {
 
 // Pages of a sequence that ended go back at once, though a step in flight may still use them: see the top of loop.h.
 void Loop::remove_ended() {
-  for (Queue* queue : {&running_, &waiting_})
-    std::erase_if(*queue, [&](auto& sequence) {
-      if (!sequence->ended) return false;
+  for (Queue* queue : {&running_, &waiting_}) {
+    for (auto& sequence : *queue) {
+      if (!sequence->ended) continue;
       cache_.release(sequence->pages);
-      sequence->pages.clear();
-      if (sequence->in_flight > 0) leaving_.push_back(std::move(sequence));
-      return true;
-    });
+      if (sequence->in_flight > 0)
+        leaving_.push_back(std::move(sequence));
+      else
+        sequence.reset();
+    }
+    std::erase(*queue, nullptr);
+  }
   std::erase_if(leaving_, [](const auto& sequence) { return sequence->in_flight == 0; });
 }
 
