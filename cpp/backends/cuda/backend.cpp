@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "backends/cuda/cublaslt.h"
 #include "backends/cuda/cuda_check.h"
 #include "backends/cuda/entry.h"
 #include "backends/cuda/executable.h"
