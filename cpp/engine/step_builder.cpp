@@ -43,7 +43,8 @@ Step StepBuilder::step() const {
           .prompt_length = prompt_length_,
           .page_start = page_start_,
           .pages = pages_,
-          .logit_rows = logit_rows_};
+          .logit_rows = logit_rows_,
+          .tree = {}};
 }
 
 }  // namespace maga
