@@ -82,6 +82,7 @@ struct MmaLoader {
     constexpr int kPieces = S::kHeadDim / 8;  // 16-byte pieces of a row
     constexpr int kLoads = S::kSlice * kPieces / S::kTeam;
     static_assert(kLoads * S::kTeam == S::kSlice * kPieces);
+    constexpr int kUnroll = kLoads < 8 ? kLoads : 8;  // more would cost registers that the largest head size does not have
     if (page_block < 0 || at.place.block - page_block >= 32 / S::kGroups) read_pages(args, key_warp);
     const int run = (at.place.block - page_block) * S::kGroups;
     const int first_key = at.place.block * S::kBlock + key_warp * S::kSlice;
@@ -89,7 +90,7 @@ struct MmaLoader {
     const int64_t head = at.place.head * args.head_stride;
     const T* k = static_cast<const T*>(args.k) + head;
     const T* v = static_cast<const T*>(args.v) + head;
-#pragma unroll
+#pragma unroll kUnroll
     for (int i = 0; i < kLoads; ++i) {
       const int piece = threadIdx.x % S::kTeam + i * S::kTeam;
       const int row = piece / kPieces, column = piece % kPieces * 8, key = first_key + row;

@@ -1,0 +1,157 @@
+// Graphs of many runs, each over other pages, so that no run finds its keys in L2; dependent launch as in a decode step.
+#include <algorithm>
+#include <cstdio>
+#include <functional>
+
+#include "cuda_attention.h"
+
+namespace maga::cuda {
+namespace {
+
+constexpr double kBandwidth = 4.5e12;  // bytes/s that a plain read reaches on an H200
+
+struct Model {
+  const char* name;
+  int heads, kv_heads, head_dim;
+};
+
+struct Pool {
+  DeviceArray<uint8_t> bytes;
+  explicit Pool(size_t size) : bytes(size) { fill_random(bytes.get(), DType::bf16, size / 2, 7); }
+};
+
+// Median microseconds of a run, and those of planning once where the plan can be captured.
+struct Times {
+  double run = 0, plan = 0;
+};
+
+double replay(cudaStream_t stream, int count, const std::function<void(int)>& work) {
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  MAGA_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  for (int i = 0; i < count; ++i) work(i);
+  MAGA_CUDA(cudaStreamEndCapture(stream, &graph));
+  MAGA_CUDA(cudaGraphInstantiate(&executable, graph, 0));
+  cudaEvent_t begin, end;
+  MAGA_CUDA(cudaEventCreate(&begin));
+  MAGA_CUDA(cudaEventCreate(&end));
+  std::vector<float> times;
+  for (int i = 0; i < 6; ++i) {
+    MAGA_CUDA(cudaEventRecord(begin, stream));
+    MAGA_CUDA(cudaGraphLaunch(executable, stream));
+    MAGA_CUDA(cudaEventRecord(end, stream));
+    MAGA_CUDA(cudaStreamSynchronize(stream));
+    float ms = 0;
+    MAGA_CUDA(cudaEventElapsedTime(&ms, begin, end));
+    if (i > 0) times.push_back(ms);  // the first warms up
+  }
+  MAGA_CUDA(cudaEventDestroy(begin));
+  MAGA_CUDA(cudaEventDestroy(end));
+  MAGA_CUDA(cudaGraphExecDestroy(executable));
+  MAGA_CUDA(cudaGraphDestroy(graph));
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2] * 1e3 / count;
+}
+
+Times time_step(const Model& model, const StepShape& shape, Pool& pool, bool own, bool captured, const Queue& queue) {
+  const int page_tokens = shape.page_tokens;
+  const int64_t half = int64_t{model.kv_heads} * page_tokens * model.head_dim, page_stride = 2 * half;
+  const int64_t pool_pages = pool.bytes.bytes() / (page_stride * 2);
+  int64_t pages = 0;
+  for (const SequenceSize& s : shape.sequences) pages += (s.kv_length + page_tokens - 1) / page_tokens;
+  const bool decode = shape.sequences[0].tokens == 1;
+  const int sets = decode ? static_cast<int>(std::clamp<int64_t>(pool_pages / pages, 1, 16)) : 1;
+  std::mt19937 random(3);
+  StepShape all = shape;
+  for (int i = 1; i < sets; ++i) all.sequences.insert(all.sequences.end(), shape.sequences.begin(), shape.sequences.end());
+  const MadeStep made(shape, pool_pages, false, random), made_all(all, pool_pages, false, random);
+  const int64_t width = int64_t{model.heads} * model.head_dim;
+  DeviceArray<uint8_t> q(made.device.tokens * width * 2), out(made.device.tokens * width * 2);
+  fill_random(q.get(), DType::bf16, made.device.tokens * width, 5);
+  AttentionArgs args{.q = q.get(),
+                     .q_stride = width,
+                     .out = out.get(),
+                     .out_stride = width,
+                     .scale = 1.f / std::sqrt(static_cast<float>(model.head_dim)),
+                     .layer = {.k = pool.bytes.get(),
+                               .v = pool.bytes.get() + half * 2,
+                               .page_stride = page_stride,
+                               .k_head_stride = page_tokens * model.head_dim,
+                               .v_head_stride = page_tokens * model.head_dim,
+                               .page_tokens = page_tokens,
+                               .kv_heads = model.kv_heads,
+                               .head_dim = model.head_dim,
+                               .v_dim = model.head_dim}};
+  AttentionPlan plan({model.heads, model.kv_heads, model.head_dim, model.head_dim, 0, own}, DType::bf16, DType::bf16, page_tokens,
+                     made.device.tokens, made.device.sequences, pool_pages);
+  std::vector<DeviceStep> steps;
+  for (int i = 0; i < sets; ++i) {
+    steps.push_back(made.device);
+    steps.back().pages = made_all.device.pages + i * made.pages_used();
+  }
+  plan.plan(queue, made.device, captured ? nullptr : &made.host);
+  MAGA_CUDA(cudaDeviceSynchronize());
+  Times times;
+  times.run = replay(queue.stream, decode ? 32 : 4, [&](int i) { plan.run(queue, steps[i % sets], args); });
+  if (captured) times.plan = replay(queue.stream, 32, [&](int) { plan.plan(queue, made.device, nullptr); });
+  return times;
+}
+
+}  // namespace
+
+void time_attention() {
+  cudaStream_t stream = nullptr;
+  MAGA_CUDA(cudaStreamCreate(&stream));
+  int device = 0, major = 0;
+  MAGA_CUDA(cudaGetDevice(&device));
+  MAGA_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  const Queue queue{.stream = stream, .overlap = major >= 9};
+  Pool pool(size_t{9} << 30);
+
+  const Model llama{"32/8 x 128", 32, 8, 128};
+  std::printf("%-14s %-26s %10s %10s %8s\n", "heads", "decode", "us", "of 4.5TB/s", "plan us");
+  const auto decode = [&](const Model& model, const char* name, const std::vector<SequenceSize>& sequences) {
+    double keys = 0;
+    for (const SequenceSize& s : sequences) keys += s.kv_length;
+    const Times t = time_step(model, {.sequences = sequences}, pool, false, true, queue);
+    std::printf("%-14s %-26s %10.1f %10.2f %8.1f\n", model.name, name, t.run,
+                keys * model.kv_heads * model.head_dim * 4 / (t.run * 1e-6) / kBandwidth, t.plan);
+  };
+  for (const int batch : {1, 8, 64, 256})
+    for (const int context : {256, 2048, 8192})
+      decode(llama, ("batch " + std::to_string(batch) + ", " + std::to_string(context)).c_str(), std::vector(batch, SequenceSize{1, context}));
+  std::vector<SequenceSize> skewed(63, {1, 512});
+  skewed.push_back({1, 65536});
+  decode(llama, "63 x 512, 1 x 65536", skewed);
+  std::vector<SequenceSize> ragged;
+  for (int i = 0; i < 128; ++i) ragged.push_back({1, 100 + i * 31});
+  decode(llama, "128 x 100..4037", ragged);
+  decode({"32/8 x 64", 32, 8, 64}, "batch 64, 2048", std::vector(64, SequenceSize{1, 2048}));
+  decode({"28/4 x 128", 28, 4, 128}, "batch 64, 2048", std::vector(64, SequenceSize{1, 2048}));
+  decode({"32/32 x 128", 32, 32, 128}, "batch 16, 2048", std::vector(16, SequenceSize{1, 2048}));
+  decode({"16/8 x 256", 16, 8, 256}, "batch 32, 2048", std::vector(32, SequenceSize{1, 2048}));
+  decode({"32/2 x 80", 32, 2, 80}, "batch 64, 2048", std::vector(64, SequenceSize{1, 2048}));
+
+  std::printf("%-14s %-26s %10s %10s %10s %10s\n", "heads", "prefill", "own us", "TFLOP/s", "fa3 us", "TFLOP/s");
+  const auto prefill = [&](const Model& model, const char* name, const std::vector<SequenceSize>& sequences) {
+    double pairs = 0;
+    for (const SequenceSize& s : sequences) pairs += s.tokens * (s.kv_length - s.tokens + (s.tokens + 1) / 2.0);
+    const double flop = 4 * pairs * model.heads * model.head_dim;
+    const double own = time_step(model, {.sequences = sequences}, pool, true, false, queue).run;
+    const double fa3 = time_step(model, {.sequences = sequences}, pool, false, false, queue).run;
+    std::printf("%-14s %-26s %10.1f %10.0f %10.1f %10.0f\n", model.name, name, own, flop / own * 1e-6, fa3, flop / fa3 * 1e-6);
+  };
+  prefill(llama, "1 x 1024", {{1024, 1024}});
+  prefill(llama, "1 x 8192", {{8192, 8192}});
+  prefill(llama, "8 x 2048", std::vector(8, SequenceSize{2048, 2048}));
+  prefill(llama, "16 x 512", std::vector(16, SequenceSize{512, 512}));
+  for (const int tokens : {16, 32, 64, 128, 256, 512})
+    prefill(llama, ("1 x " + std::to_string(tokens) + " of 2048").c_str(), {{tokens, 2048}});
+  for (const int tokens : {32, 64, 128})
+    prefill(llama, ("32 x " + std::to_string(tokens) + " of 1024").c_str(), std::vector(32, SequenceSize{tokens, 1024}));
+  prefill({"32/8 x 64", 32, 8, 64}, "8 x 2048", std::vector(8, SequenceSize{2048, 2048}));
+  prefill({"16/8 x 256", 16, 8, 256}, "8 x 2048", std::vector(8, SequenceSize{2048, 2048}));
+  MAGA_CUDA(cudaStreamDestroy(stream));
+}
+
+}  // namespace maga::cuda
