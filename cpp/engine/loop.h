@@ -47,7 +47,7 @@ class Loop {
   void add(std::shared_ptr<AcceptedRequest> request);
   void cancel(uint64_t request, int32_t sequence);  // sequence -1: all of them
   void cancel_all();
-  bool idle() const { return running_.empty() && waiting_.empty() && in_flight_ == 0; }
+  bool idle() const { return nobody_left() && in_flight_ == 0; }
   void step();
 
   News news;
@@ -66,19 +66,21 @@ class Loop {
 
   // loop.cpp
   void expire();
+  void launch(StepInFlight* next);
+  void remove_ended();
+  bool nobody_left() const { return running_.empty() && waiting_.empty(); }
+  static void insert(Queue* queue, std::unique_ptr<Sequence> sequence);
+
+  // loop_prepare.cpp
   bool prepare(StepInFlight* next);
   const Plan& plan();
   PlanSequence view(const Sequence& sequence) const;
   void apply(const Plan& plan, StepInFlight* next);
+  void admit(std::unique_ptr<Sequence> sequence);
+  void preempt(Sequence* sequence);
   bool take_pages(Sequence* sequence, int64_t tokens);
   void build(StepInFlight* next);
   void add_draws(StepInFlight* next, Entry* entry);
-  void launch(StepInFlight* next);
-  void admit(std::unique_ptr<Sequence> sequence);
-  void preempt(Sequence* sequence);
-  void remove_ended();
-  bool nobody_left() const { return running_.empty() && waiting_.empty(); }
-  static void insert(Queue* queue, std::unique_ptr<Sequence> sequence);
 
   // loop_finish.cpp
   void finish();
