@@ -1,6 +1,5 @@
-"""Checkpoints that tests write: safetensors and GGUF files, tiny random models of transformers, the demo model as a folder."""
+"""GGUF files that tests write."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,71 +7,6 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
-from maga_transformer.checkpoint import GgufCheckpoint
-from maga_transformer.formats import read_weight
-from maga_transformer.tokenizer.gguf import GgufVocabulary, build_tokenizer
-from safetensors.numpy import save_file
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
-
-torch.set_num_threads(1)  # models so small that a second thread costs more than it brings
-
-MODELS: dict[str, tuple[type, type]] = {
-    "llama": (LlamaConfig, LlamaForCausalLM),
-    "mistral": (MistralConfig, MistralForCausalLM),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-}
-TINY = {
-    "vocab_size": 96,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "rms_norm_eps": 1e-5,
-}
-
-
-def tiny_model(kind: str, folder: Path, *, seed: int = 0, **settings: Any) -> torch.nn.Module:
-    """Saves a random model of transformers with visible weights, norms and biases; returns it, in fp32 with eager attention."""
-    config_class, model_class = MODELS[kind]
-    torch.manual_seed(seed)
-    config = config_class(**{**TINY, **settings})
-    config._attn_implementation = "eager"
-    model = model_class(config).float().eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.ndim == 2:
-                parameter.normal_(0, 0.25 if "embed" in name or "head" in name else parameter.shape[1] ** -0.5)
-            else:
-                parameter.uniform_(0.5, 1.5) if "norm" in name else parameter.normal_(0, 0.5)
-    model.tie_weights()
-    model.save_pretrained(folder)
-    return model
-
-
-def write_folder(folder: Path, config: dict[str, Any], tensors: dict[str, np.ndarray]) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file(tensors, folder / "model.safetensors")
-    return folder
-
-
-def edit_config(folder: Path, **changes: Any) -> None:
-    """Sets keys of config.json; None removes one."""
-    config = json.loads((folder / "config.json").read_text())
-    config.update(changes)
-    (folder / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
 
 
 def write_gguf(
@@ -115,7 +49,6 @@ _K_SCALES = {
     "Q5_K": {0: 1e-4, 2: 1.5e-3},
     "Q6_K": {208: 6.2e-5},
 }
-_ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 _GGUF_NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -191,18 +124,3 @@ def _blocks(values: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
     for place, scale in _K_SCALES[kind.name].items():
         blocks[:, :, place : place + 2] = np.array([scale], np.float16).view(np.uint8)
     return blocks.reshape(rows, -1)
-
-
-def demo_folder(gguf_file: Path, folder: Path) -> Path:
-    """The demo model as a Hugging Face folder in fp32: config.json, model.safetensors and the tokenizer's files."""
-    checkpoint = GgufCheckpoint(str(gguf_file))
-    tensors = {name: read_weight(checkpoint, [name]).dequantize() for name in checkpoint.names()}
-    write_folder(folder, checkpoint.config, tensors)
-    vocabulary = GgufVocabulary(str(gguf_file), checkpoint.metadata)
-    build_tokenizer(vocabulary).save(str(folder / "tokenizer.json"))
-    roles = {f"{ours}_token": vocabulary.tokens[vocabulary.id_of(theirs)] for ours, theirs in _ROLES.items()}
-    template = checkpoint.metadata["tokenizer.chat_template"]
-    tokenizer_config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template, **roles}
-    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": vocabulary.id_of("eos")}))
-    return folder

@@ -24,7 +24,16 @@ class Part:
 
 
 class Runner:
-    def __init__(self, backend: _core.Backend, checkpoint: Checkpoint, *, length: int, tokens: int, sequences: int = 1) -> None:
+    def __init__(
+        self,
+        backend: _core.Backend,
+        checkpoint: Checkpoint,
+        *,
+        length: int,
+        tokens: int,
+        sequences: int = 1,
+        kv_dtype: str = "fp32",
+    ) -> None:
         """`length`: of the longest sequence; `tokens`: of the largest step."""
         self.program, self.family = build_program(checkpoint)
         self.pages_each = -(-length // PAGE_TOKENS)
@@ -39,7 +48,7 @@ class Runner:
             logit_rows=tokens,
             pages=count,
             page_tokens=PAGE_TOKENS,
-            kv_dtype="fp32",
+            kv_dtype=kv_dtype,
         )
 
     def step(self, parts: Sequence[Part]) -> np.ndarray:

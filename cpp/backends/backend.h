@@ -97,6 +97,8 @@ struct CudaOptions {
   int device = 0;                   // as the CUDA runtime numbers them
   DType compute = DType::bf16;      // of weights and values: bf16, f16 or f32
   double memory_utilization = 0.9;  // share of the card's memory that weights, buffers and pages may take together
+  // Where cuBLASLt and NCCL are looked for first: Python's packages carry them in folders that no linker knows.
+  std::vector<std::string> library_folders;
 };
 // Loads the CUDA library that lies beside the core. Throws Error saying what is missing: the library, a driver, a card.
 std::shared_ptr<Backend> make_cuda_backend(const CudaOptions& options);

@@ -16,7 +16,7 @@ struct Draw {
 };
 
 struct Drawn {
-  int32_t token = 0;
+  int32_t token = 0;   // one of the vocabulary even if the row is not finite: the next step may have read it already
   int32_t finite = 1;  // 0: the row has NaN or +infinity, or nothing but -infinity
 };
 

@@ -35,28 +35,88 @@ std::shared_ptr<const Weight> pack_released(Backend& backend, const WeightSpec& 
   return backend.pack(spec, weight);
 }
 
+// What a step's spans point into.
+struct StepArrays {
+  Ids ids, positions, sequence_start, kv_length, page_start, pages, logit_rows;
+  std::optional<Ids> prompt_length;  // none: kv_length
+  std::vector<uint64_t> tree;
+
+  Step step() const {
+    return {.ids = ids,
+            .positions = positions,
+            .sequence_start = sequence_start,
+            .kv_length = kv_length,
+            .prompt_length = prompt_length ? *prompt_length : kv_length,
+            .page_start = page_start,
+            .pages = pages,
+            .logit_rows = logit_rows,
+            .tree = tree};
+  }
+};
+
+void bind_limits(py::module_& m) {
+  py::class_<Limits>(m, "Limits")
+      .def_readonly("tokens", &Limits::tokens)
+      .def_readonly("sequences", &Limits::sequences)
+      .def_readonly("logit_rows", &Limits::logit_rows)
+      .def_readonly("pages", &Limits::pages)
+      .def_readonly("page_tokens", &Limits::page_tokens);
+}
+
+void bind_draw(py::module_& m) {
+  py::class_<Draw>(m, "Draw").def(py::init([](int32_t row, float temperature, int32_t top_k, float top_p, float min_p,
+                                              uint64_t seed, uint64_t stream, uint64_t index) {
+                                    return Draw{.row = row,
+                                                .temperature = temperature,
+                                                .top_k = top_k,
+                                                .top_p = top_p,
+                                                .min_p = min_p,
+                                                .seed = seed,
+                                                .stream = stream,
+                                                .index = index};
+                                  }),
+                                  py::kw_only(), py::arg("row"), py::arg("temperature") = 0.0f, py::arg("top_k") = 0,
+                                  py::arg("top_p") = 1.0f, py::arg("min_p") = 0.0f, py::arg("seed") = 0, py::arg("stream") = 0,
+                                  py::arg("index") = 0);
+}
+
 void bind_executable(py::module_& m) {
   py::class_<Executable, py::smart_holder>(m, "Executable")
       .def(
           "run",
-          [](Executable& e, const Ids& ids, const Ids& positions, const Ids& sequence_start, const Ids& kv_length,
-             const Ids& page_start, const Ids& pages, const Ids& logit_rows, const std::optional<Ids>& prompt_length,
-             const std::vector<uint64_t>& tree) {
-            const Step step{.ids = ids,
-                            .positions = positions,
-                            .sequence_start = sequence_start,
-                            .kv_length = kv_length,
-                            .prompt_length = prompt_length ? *prompt_length : kv_length,
-                            .page_start = page_start,
-                            .pages = pages,
-                            .logit_rows = logit_rows,
-                            .tree = tree};
+          [](Executable& e, Ids ids, Ids positions, Ids sequence_start, Ids kv_length, Ids page_start, Ids pages, Ids logit_rows,
+             std::optional<Ids> prompt_length, std::vector<uint64_t> tree) {
+            const StepArrays arrays{std::move(ids),        std::move(positions),    std::move(sequence_start),
+                                    std::move(kv_length),  std::move(page_start),   std::move(pages),
+                                    std::move(logit_rows), std::move(prompt_length), std::move(tree)};
             py::gil_scoped_release release;
-            e.run(step);
+            e.run(arrays.step());
           },
           py::kw_only(), py::arg("ids"), py::arg("positions"), py::arg("sequence_start"), py::arg("kv_length"),
           py::arg("page_start"), py::arg("pages"), py::arg("logit_rows"), py::arg("prompt_length") = py::none(),
           py::arg("tree") = std::vector<uint64_t>{})
+      .def(
+          "enqueue",
+          [](Executable& e, const std::vector<Draw>& draws, Ids ids, Ids positions, Ids sequence_start, Ids kv_length,
+             Ids page_start, Ids pages, Ids logit_rows, std::optional<Ids> prompt_length, std::vector<uint64_t> tree) {
+            const StepArrays arrays{std::move(ids),        std::move(positions),    std::move(sequence_start),
+                                    std::move(kv_length),  std::move(page_start),   std::move(pages),
+                                    std::move(logit_rows), std::move(prompt_length), std::move(tree)};
+            py::gil_scoped_release release;
+            e.enqueue(arrays.step(), draws);
+          },
+          py::arg("draws"), py::kw_only(), py::arg("ids"), py::arg("positions"), py::arg("sequence_start"), py::arg("kv_length"),
+          py::arg("page_start"), py::arg("pages"), py::arg("logit_rows"), py::arg("prompt_length") = py::none(),
+          py::arg("tree") = std::vector<uint64_t>{})
+      .def("collect",
+           [](Executable& e) {
+             std::vector<std::pair<int32_t, bool>> drawn;
+             py::gil_scoped_release release;
+             for (const Drawn& each : e.collect()) drawn.emplace_back(each.token, each.finite != 0);
+             return drawn;
+           })
+      .def_property_readonly("asynchronous", &Executable::asynchronous)
+      .def_property_readonly("limits", [](const Executable& e) { return e.limits(); })
       .def("logits",
            [](Executable& e) {
              const auto logits = e.logits();
@@ -86,8 +146,39 @@ void bind_executable(py::module_& m) {
 
 DType parse_dtype(const std::string& text);
 
+namespace {
+
+void bind_cuda(py::module_& m) {
+  py::class_<CudaDevice>(m, "CudaDevice")
+      .def_readonly("name", &CudaDevice::name)
+      .def_readonly("total_bytes", &CudaDevice::total_bytes)
+      .def_readonly("free_bytes", &CudaDevice::free_bytes)
+      .def_readonly("capability", &CudaDevice::capability);
+  m.def("cuda_devices", [] {
+    std::string why;
+    std::vector<CudaDevice> devices = cuda_devices(&why);
+    return std::make_pair(std::move(devices), std::move(why));
+  });
+  m.def(
+      "cuda_backend",
+      [](int device, const std::string& compute, double memory_utilization, std::vector<std::string> library_folders) {
+        const DType dtype = parse_dtype(compute);
+        py::gil_scoped_release release;
+        return make_cuda_backend({.device = device,
+                                  .compute = dtype,
+                                  .memory_utilization = memory_utilization,
+                                  .library_folders = std::move(library_folders)});
+      },
+      py::arg("device") = 0, py::arg("compute") = "bf16", py::arg("memory_utilization") = 0.9,
+      py::arg("library_folders") = std::vector<std::string>{});
+}
+
+}  // namespace
+
 void bind_backend(py::module_& m) {
   py::class_<Weight, std::shared_ptr<Weight>>(m, "Weight").def_property_readonly("bytes", &Weight::bytes);
+  bind_limits(m);
+  bind_draw(m);
   bind_executable(m);
 
   py::class_<Backend, std::shared_ptr<Backend>>(m, "Backend")
@@ -118,13 +209,14 @@ void bind_backend(py::module_& m) {
           "load",
           [](Backend& b, const Program& program, const std::vector<std::shared_ptr<Weight>>& weights, int64_t tokens,
              int64_t sequences, int64_t logit_rows, int64_t pages, int64_t page_tokens, const std::string& kv_dtype) {
-            return b.load(program, {weights.begin(), weights.end()},
-                          {.tokens = tokens,
-                           .sequences = sequences,
-                           .logit_rows = logit_rows,
-                           .pages = pages,
-                           .page_tokens = page_tokens,
-                           .kv_dtype = parse_dtype(kv_dtype)});
+            const Limits limits{.tokens = tokens,
+                                .sequences = sequences,
+                                .logit_rows = logit_rows,
+                                .pages = pages,
+                                .page_tokens = page_tokens,
+                                .kv_dtype = parse_dtype(kv_dtype)};
+            py::gil_scoped_release release;  // a device measures its largest step and captures graphs
+            return b.load(program, {weights.begin(), weights.end()}, limits);
           },
           py::arg("program"), py::arg("weights"), py::kw_only(), py::arg("tokens"), py::arg("sequences"), py::arg("logit_rows"),
           py::arg("pages"), py::arg("page_tokens"), py::arg("kv_dtype"))
@@ -141,6 +233,7 @@ void bind_backend(py::module_& m) {
       },
       py::arg("threads") = 0, py::arg("quantize_activations") = true, py::arg("isa") = "");
   m.def("reference_backend", &make_reference_backend);
+  bind_cuda(m);
 }
 
 }  // namespace maga

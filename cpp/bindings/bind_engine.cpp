@@ -112,7 +112,8 @@ py::dict stats_dict(const EngineStats& s) {
                   "finished"_a = s.finished, "cancelled"_a = s.cancelled, "failed"_a = s.failed, "preemptions"_a = s.preemptions,
                   "prompt_tokens"_a = s.prompt_tokens, "cached_tokens"_a = s.cached_tokens, "output_tokens"_a = s.output_tokens,
                   "steps"_a = s.steps, "model_seconds"_a = s.model_seconds, "sample_seconds"_a = s.sample_seconds,
-                  "host_seconds"_a = s.host_seconds, "last_step_unix"_a = s.last_step_unix);
+                  "host_seconds"_a = s.host_seconds, "overlapped_seconds"_a = s.overlapped_seconds,
+                  "last_step_unix"_a = s.last_step_unix);
 }
 
 }  // namespace

@@ -248,26 +248,53 @@ void bind_fake_model(py::module_& m) {
             return c.changed.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return c.waiting; });
           },
           py::arg("seconds") = 30.0, py::call_guard<py::gil_scoped_release>())
-      .def_property_readonly("steps", [](FakeControl& c) {
-        std::lock_guard lock(c.mutex);
-        py::list steps;
-        for (const FakeStep& step : c.steps) steps.append(py::make_tuple(step.tokens, step.sequence_tokens, step.kv_length));
-        return steps;
-      });
+      .def_property_readonly("steps",
+                             [](FakeControl& c) {
+                               std::lock_guard lock(c.mutex);
+                               py::list steps;
+                               for (const FakeStep& step : c.steps)
+                                 steps.append(py::make_tuple(step.tokens, step.sequence_tokens, step.kv_length));
+                               return steps;
+                             })
+      .def_property_readonly("draws",
+                             [](FakeControl& c) {
+                               std::lock_guard lock(c.mutex);
+                               py::list draws;
+                               for (const FakeStep& step : c.steps) draws.append(step.draws);
+                               return draws;
+                             })
+      .def_property_readonly("ahead",
+                             [](FakeControl& c) {
+                               std::lock_guard lock(c.mutex);
+                               py::list ahead;
+                               for (const FakeStep& step : c.steps) ahead.append(step.ahead);
+                               return ahead;
+                             })
+      .def(
+          "fail",
+          [](FakeControl& c, int enqueue, int collect) {
+            std::lock_guard lock(c.mutex);
+            c.fail_enqueue = enqueue;
+            c.fail_collect = collect;
+          },
+          py::kw_only(), py::arg("enqueue") = 0, py::arg("collect") = 0);
   m.def(
       "fake_model",
       [](int64_t vocab, int64_t pages, int64_t page_tokens, int64_t tokens, int64_t sequences, int64_t length_dependent_from,
-         int32_t poison, int64_t max_positions) {
+         int32_t poison, int64_t max_positions, bool asynchronous) {
         auto control = std::make_shared<FakeControl>();
         std::unique_ptr<Executable> model = std::make_unique<FakeModel>(
-            FakeOptions{
-                .vocab = vocab, .length_dependent_from = length_dependent_from, .poison = poison, .max_positions = max_positions},
+            FakeOptions{.vocab = vocab,
+                        .length_dependent_from = length_dependent_from,
+                        .poison = poison,
+                        .max_positions = max_positions,
+                        .asynchronous = asynchronous},
             Limits{.tokens = tokens, .sequences = sequences, .logit_rows = sequences, .pages = pages, .page_tokens = page_tokens},
             control);
         return py::make_tuple(py::cast(std::move(model)), control);
       },
       py::kw_only(), py::arg("vocab"), py::arg("pages"), py::arg("page_tokens"), py::arg("tokens"), py::arg("sequences"),
-      py::arg("length_dependent_from") = 0, py::arg("poison") = -1, py::arg("max_positions") = 0);
+      py::arg("length_dependent_from") = 0, py::arg("poison") = -1, py::arg("max_positions") = 0, py::arg("asynchronous") = false);
   m.def(
       "fake_backend", [](int threads) -> std::shared_ptr<Backend> { return std::make_shared<FakeBackend>(threads); },
       py::arg("threads") = 1);

@@ -13,14 +13,6 @@ namespace {
 
 constexpr float kBanned = -std::numeric_limits<float>::infinity();
 
-bool is_greedy(const SamplingParams& params) { return params.temperature == 0 || params.top_k == 1 || params.top_p == 0; }
-
-bool edits_logits(const SampleInput& input) {
-  const SamplingParams& p = *input.params;
-  return has_penalty(p) || !p.logit_bias.empty() || !p.bad_words.empty() ||
-         (input.output_tokens < p.min_new_tokens && !p.stop_token_ids.empty());
-}
-
 void edit_logits(MutableRow row, const SampleInput& input) {
   const SamplingParams& p = *input.params;
   if (has_penalty(p)) {
@@ -218,6 +210,13 @@ bool has_penalty(const SamplingParams& params) {
   return params.repetition_penalty != 1 || params.presence_penalty != 0 || params.frequency_penalty != 0;
 }
 
+bool is_greedy(const SamplingParams& params) { return params.temperature == 0 || params.top_k == 1 || params.top_p == 0; }
+
+bool edits_logits(const SamplingParams& params, int64_t output_tokens) {
+  return has_penalty(params) || !params.logit_bias.empty() || !params.bad_words.empty() ||
+         (output_tokens < params.min_new_tokens && !params.stop_token_ids.empty());
+}
+
 void sample(const SampleInput& input, SampleScratch* scratch, Sampled* out) {
   const SamplingParams& params = *input.params;
   out->logprobs = {};
@@ -227,7 +226,7 @@ void sample(const SampleInput& input, SampleScratch* scratch, Sampled* out) {
     return;
   }
   RowScan edited = given;
-  const bool edits = edits_logits(input), greedy = is_greedy(params);
+  const bool edits = edits_logits(params, input.output_tokens), greedy = is_greedy(params);
   if (edits || !greedy) scratch->row.assign(input.logits.begin(), input.logits.end());
   if (edits) {
     edit_logits(scratch->row, input);

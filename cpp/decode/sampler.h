@@ -93,6 +93,9 @@ struct SampleScratch {
 };
 
 bool has_penalty(const SamplingParams& params);
+bool is_greedy(const SamplingParams& params);
+// Whether a stage before temperature has something to do for the token that follows `output_tokens` others.
+bool edits_logits(const SamplingParams& params, int64_t output_tokens);
 // The draw depends only on the arguments: neither on the batch nor on the thread.
 void sample(const SampleInput& input, SampleScratch* scratch, Sampled* out);
 

@@ -1,5 +1,5 @@
-// The one loop: admit, plan, build the Step, run the program, sample, commit. One thread owns all of it; submit, cancel and
-// poll are the only doors, and none of them waits for a step.
+// The one loop (engine/loop.h): admit, plan, build the Step, run the program, sample, commit. One thread owns all of it; submit,
+// cancel and poll are the only doors, and none of them waits for a step.
 #pragma once
 
 #include <memory>
@@ -28,8 +28,10 @@ struct EngineStats {
   uint64_t requests = 0, finished = 0, cancelled = 0, failed = 0, preemptions = 0;
   uint64_t prompt_tokens = 0, cached_tokens = 0, output_tokens = 0;
   uint64_t steps = 0;
-  double model_seconds = 0, sample_seconds = 0, host_seconds = 0;  // where step time went; host: outside kernels and sampling
-  double last_step_unix = 0;                                       // for the watchdog
+  // Where the loop's time went. model: running a step, or waiting for a device to have run it. sample: choosing tokens on the host.
+  // host: the rest while the device had nothing to do. overlapped: the rest while it had; this costs nothing.
+  double model_seconds = 0, sample_seconds = 0, host_seconds = 0, overlapped_seconds = 0;
+  double last_step_unix = 0;  // for the watchdog
 };
 
 class Engine {

@@ -1,6 +1,6 @@
 // Faults on demand, so that tests can show what the engine survives. Set by EngineOptions::fault, "kind:place:count".
 //
-//   throw:forward     Executable::run throws: the sequences of that step end with an error
+//   throw:forward     the model fails: the sequences of that step end with an error
 //   throw:sample      choosing the tokens throws: the same
 //   throw:allocate    taking a K/V page throws: the same
 //   nan:forward       the first row of logits is NaN: its sequence ends with an error, its neighbours go on

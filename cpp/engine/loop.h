@@ -3,14 +3,27 @@
 //
 // Phases of step(), each on the state that the one before left behind:
 //   expire  -> sequences past their deadline end
-//   plan    -> Scheduler::plan over the queues; preempt, admit, take pages, copy shared ones
-//   forward -> Executable::run
-//   sample  -> every row with logits, in parallel
-//   commit  -> computed pages enter the prefix cache, outputs fork from their prompt, tokens are appended, sequences end
-// Only commit changes what a sequence has generated; a failure before it ends the sequences of the step and leaves the rest as it
-// was. Every page is held by the sequences that list it, or cached, or free.
+//   prepare -> Scheduler::plan over the queues; preempt, admit, take pages, copy shared ones; build the Step and its draws
+//   launch  -> Executable::run, or enqueue on a device that runs apart from the host
+//   finish  -> collect, choose on the host what the device did not; then commit: computed pages enter the prefix cache, outputs
+//              fork from their prompt, tokens are appended, sequences end
+//
+// On an asynchronous device the loop is one step ahead: step n + 1 is prepared and launched while step n runs, and only then is
+// step n finished. A sequence whose next token step n will choose takes part in step n + 1 all the same: the device finds the token
+// among the draws of step n. What the loop learns too late, and what it must not be late for:
+//   - A stop token, word or string in step n, a cancellation or a failure: the sequence ends and what step n + 1 computes for it is
+//     dropped. Its pages may go to others at once: whatever those write or copy is enqueued, hence run, behind step n + 1.
+//     An output that ends by its length is known to, and is not scheduled again.
+//   - Tokens chosen on the host (penalties, logprobs and the like) and outputs that fork: such a step is finished before the next
+//     one is planned. So is every step before a plan that preempts: sequences that end in it may save others from that, and no
+//     sequence loses its pages while a token of it is in flight.
+//
+// Only commit changes what a sequence has generated, and only tokens of committed steps enter the prefix cache; a failure before it
+// ends the sequences of the step and leaves the rest as it was. Every page is held by the sequences that list it, or cached, or
+// free.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <string>
 #include <vector>
@@ -18,10 +31,12 @@
 #include "backends/backend.h"
 #include "engine/engine.h"
 #include "engine/fault.h"
+#include "engine/lap_timer.h"
 #include "engine/news.h"
 #include "engine/scheduler.h"
 #include "engine/sequence.h"
 #include "engine/step_builder.h"
+#include "engine/step_in_flight.h"
 
 namespace maga {
 
@@ -32,7 +47,7 @@ class Loop {
   void add(std::shared_ptr<AcceptedRequest> request);
   void cancel(uint64_t request, int32_t sequence);  // sequence -1: all of them
   void cancel_all();
-  bool idle() const { return running_.empty() && waiting_.empty(); }
+  bool idle() const { return nobody_left() && in_flight_ == 0; }
   void step();
 
   News news;
@@ -40,51 +55,68 @@ class Loop {
   const EngineStats& stats();
 
  private:
-  using Queue = std::vector<std::unique_ptr<Sequence>>;  // in the order of Sequence::runs_before
-  struct Scheduled {
-    Sequence* sequence = nullptr;
-    int64_t tokens = 0;
-    int32_t row = -1;        // of the logits
-    int32_t first_draw = 0;  // index into draws_, one for each output the sequence stands for
-  };
-  struct Draw {
-    SampleInput input;
+  using Queue = std::vector<std::unique_ptr<Sequence>>;
+  using Entry = StepInFlight::Entry;
+  struct Choice {
+    int32_t output = 0;                  // of the request
+    int32_t row = 0;                     // of the logits
+    const Sequence* sequence = nullptr;  // for a row that the host samples
     Sampled result;
   };
 
+  // loop.cpp
   void expire();
-  const Plan& plan();
-  void apply(const Plan& plan);
-  bool take_pages(Sequence* sequence, int64_t tokens);
-  void forward();
-  void sample();
-  void commit();
+  void launch(StepInFlight* next);
+  void remove_ended();
+  bool nobody_left() const { return running_.empty() && waiting_.empty(); }
+  static void insert(Queue* queue, std::unique_ptr<Sequence> sequence);
 
+  // loop_prepare.cpp
+  bool prepare(StepInFlight* next);
+  const Plan& plan();
+  PlanSequence view(const Sequence& sequence) const;
+  void apply(const Plan& plan, StepInFlight* next);
   void admit(std::unique_ptr<Sequence> sequence);
   void preempt(Sequence* sequence);
-  void fork(Sequence* sequence, const Scheduled& scheduled);
-  void append(Sequence* sequence, Draw* draw);
-  void fail_step(const std::string& error);
-  void remove_ended();
-  static void insert(Queue* queue, std::unique_ptr<Sequence> sequence);
+  bool take_pages(Sequence* sequence, int64_t tokens);
+  void build(StepInFlight* next);
+  void add_draws(StepInFlight* next, Entry* entry);
+
+  // loop_finish.cpp
+  void finish();
+  void choose(StepInFlight* step, std::span<const Drawn> drawn);
+  void sample_on_host();
+  void commit(const StepInFlight& step);
+  Choice* choice_of(const Entry& entry, int32_t output);
+  void fork(Sequence* sequence, const Entry& entry);
+  void append(Sequence* sequence, Choice* choice);
+  void fail(const StepInFlight& step, const std::string& error);
+
+  // The figure of EngineStats that the loop's own work counts for now.
+  double* host_seconds() { return asynchronous_ && in_flight_ > 0 ? &stats_.overlapped_seconds : &stats_.host_seconds; }
 
   std::shared_ptr<Backend> backend_;
   std::unique_ptr<Executable> model_;
+  const bool asynchronous_;
   int64_t max_sequence_length_;
   Fault fault_;
   PrefixCache cache_;
   Scheduler scheduler_;
   StepBuilder builder_;
-  Queue running_, waiting_;
+  Queue running_, waiting_;  // in the order of Sequence::runs_before
+  Queue leaving_;            // ended, but part of a step in flight; they hold no pages
   EngineStats stats_;
+  LapTimer timer_;
+
+  // The steps in flight: steps_[oldest_], and the one behind it. The next one takes the place after them.
+  std::array<StepInFlight, Executable::kStepsInFlight> steps_;
+  size_t oldest_ = 0, in_flight_ = 0;
 
   // Memory that every step reuses.
   std::vector<PlanSequence> running_view_, waiting_view_;
-  std::vector<Scheduled> scheduled_;
-  std::vector<Draw> draws_;
-  size_t used_draws_ = 0;
+  std::vector<Choice> choices_;
+  size_t used_choices_ = 0;
   std::vector<SampleScratch> scratch_;  // by thread
-  std::vector<float> nan_row_;          // for the fault nan:forward
 };
 
 // The longest sequence, prompt and output together, that model, options and K/V cache allow.

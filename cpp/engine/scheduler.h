@@ -20,7 +20,7 @@ struct PlanRules {
 
 // What a plan needs to know of a sequence.
 struct PlanSequence {
-  int64_t known = 0;               // tokens so far
+  int64_t known = 0;               // tokens so far, those in flight included
   int64_t computed = 0;            // of them in pages; for one that waits: what the prefix cache has
   std::span<const int32_t> pages;  // held
   int64_t unheld = 0;              // for one that waits: pages that it would take from the cached ones

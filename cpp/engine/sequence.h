@@ -46,9 +46,14 @@ struct Sequence {
   std::vector<int32_t> siblings;  // indices of the outputs that will fork from this one
   std::vector<int32_t> tokens;    // prompt and output
 
-  int64_t computed = 0;          // tokens whose K/V entries are in `pages`
+  int64_t computed = 0;          // tokens whose K/V entries are in `pages`, once the steps in flight have run
   std::vector<int32_t> pages;    // held, in order of K/V index
   PrefixCache::Position cached;  // how far its pages are in the prefix cache
+
+  // Of the steps that are launched and not committed (one, or two for a moment; none when the backend is synchronous).
+  int32_t in_flight = 0;  // how many it takes part in: it must not be destroyed
+  int32_t pending = 0;    // tokens that they choose for it
+  int32_t draw = -1;      // the draw of the newest one that chooses such a token
 
   TokenCounts counts;  // only with penalties
   StopMatcher stop;
@@ -61,10 +66,13 @@ struct Sequence {
       : request(std::move(accepted)), tokens(request->request.prompt), stop(request->request.params, request->vocabulary) {}
 
   int64_t known() const { return static_cast<int64_t>(tokens.size()); }
+  int64_t coming() const { return known() + pending; }  // known once the steps in flight are committed
   int64_t prompt_tokens() const { return static_cast<int64_t>(request->request.prompt.size()); }
   int64_t output_tokens() const { return known() - prompt_tokens(); }
   std::span<const int32_t> output() const { return std::span(tokens).subspan(prompt_tokens()); }
   int32_t slots() const { return 1 + static_cast<int32_t>(siblings.size()); }  // rows of the batch it will take
+
+  int32_t output_at(int32_t slot) const { return slot == 0 ? index : siblings[slot - 1]; }
 
   // What may be found for it in the prefix cache: never all of it, since at least one token must be computed to get logits.
   std::span<const int32_t> matchable() const { return std::span(tokens).first(std::min(known() - 1, request->cacheable_tokens)); }

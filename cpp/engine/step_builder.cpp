@@ -21,7 +21,7 @@ void StepBuilder::clear() {
 int32_t StepBuilder::add(const Sequence& sequence, int64_t tokens, int64_t page_tokens) {
   const int64_t end = sequence.computed + tokens;
   for (int64_t i = sequence.computed; i < end; ++i) {
-    ids_.push_back(sequence.tokens[i]);
+    ids_.push_back(i < sequence.known() ? sequence.tokens[i] : -1 - sequence.draw);
     positions_.push_back(static_cast<int32_t>(i));
   }
   const int64_t pages = (end + page_tokens - 1) / page_tokens;
@@ -30,7 +30,7 @@ int32_t StepBuilder::add(const Sequence& sequence, int64_t tokens, int64_t page_
   page_start_.push_back(static_cast<int32_t>(pages_.size()));
   kv_length_.push_back(static_cast<int32_t>(end));
   prompt_length_.push_back(static_cast<int32_t>(sequence.prompt_tokens()));
-  if (end < sequence.known()) return -1;
+  if (end < sequence.coming()) return -1;
   logit_rows_.push_back(static_cast<int32_t>(ids_.size()) - 1);
   return static_cast<int32_t>(logit_rows_.size()) - 1;
 }
@@ -43,7 +43,8 @@ Step StepBuilder::step() const {
           .prompt_length = prompt_length_,
           .page_start = page_start_,
           .pages = pages_,
-          .logit_rows = logit_rows_};
+          .logit_rows = logit_rows_,
+          .tree = {}};
 }
 
 }  // namespace maga

@@ -14,7 +14,7 @@ class StepBuilder {
   StepBuilder(int64_t tokens, int64_t sequences, int64_t pages);
   void clear();
   // The next `tokens` tokens of a sequence, whose pages must have room for them. If they are its last, their last row gets
-  // logits: returns its number, or -1.
+  // logits: returns its number, or -1. A token that is not known yet is named by the draw that chooses it.
   int32_t add(const Sequence& sequence, int64_t tokens, int64_t page_tokens);
   bool empty() const { return kv_length_.empty(); }
   Step step() const;

@@ -145,14 +145,70 @@ class Backend:
         pages: int,
         page_tokens: int,
         kv_dtype: str,
-    ) -> Executable: ...
+    ) -> Executable:
+        """`pages` 0: as many as the device has room for, where the backend can tell; `limits` of the result says how many."""
     def fused_ops(self) -> dict[str, bool]: ...
 
 def cpu_backend(threads: int = 0, quantize_activations: bool = True, isa: str = "") -> Backend: ...
 def reference_backend() -> Backend: ...
+def cuda_backend(
+    device: int = 0, compute: str = "bf16", memory_utilization: float = 0.9, library_folders: Sequence[str] = ()
+) -> Backend:
+    """`compute`: "bf16", "fp16" or "fp32". FileNotFoundError says what is missing: the library, a driver, a card, cuBLASLt."""
+
+def cuda_devices() -> tuple[list[CudaDevice], str]:
+    """The cards that cuda_backend takes; where there is none, why."""
+
+class CudaDevice:
+    name: str
+    total_bytes: int
+    free_bytes: int
+    capability: int  # 90: sm_90
+
+class Limits:
+    tokens: int
+    sequences: int
+    logit_rows: int
+    pages: int
+    page_tokens: int
+
+class Draw:
+    """How a device chooses the token of one row of logits (cpp/backends/draw.h)."""
+    def __init__(
+        self,
+        *,
+        row: int,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        seed: int = 0,
+        stream: int = 0,
+        index: int = 0,
+    ) -> None: ...
 
 class Executable:
     """One thread at a time; Engine takes it over."""
+    def enqueue(
+        self,
+        draws: Sequence[Draw],
+        *,
+        ids: Sequence[int],
+        positions: Sequence[int],
+        sequence_start: Sequence[int],
+        kv_length: Sequence[int],
+        page_start: Sequence[int],
+        pages: Sequence[int],
+        logit_rows: Sequence[int],
+        prompt_length: Sequence[int] | None = None,
+    ) -> None:
+        """Queues a step on an asynchronous device; an id of -1 - i is what draw i of the step enqueued before chooses."""
+    def collect(self) -> list[tuple[int, bool]]:
+        """Waits for the oldest step not collected: of each draw the token, and whether its row was finite."""
+    @property
+    def asynchronous(self) -> bool: ...
+    @property
+    def limits(self) -> Limits: ...
     def run(
         self,
         *,

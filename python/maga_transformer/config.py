@@ -43,6 +43,29 @@ def _setting(default: Any, help: str, *, env: tuple[str, ...] = (), flags: tuple
     return Field(default, description=help, json_schema_extra={"env": list(env), "flags": list(flags)}, **constraints)
 
 
+_DTYPE_NAMES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
+
+
+def _dtype_name(value: object) -> object:
+    """vLLM's names are taken too."""
+    return _DTYPE_NAMES.get(value.lower(), value.lower()) if isinstance(value, str) else value
+
+
+def _lower(value: object) -> object:
+    return value.lower() if isinstance(value, str) else value
+
+
+# What 0 stands for in settings whose best value depends on the device.
+DEVICE_DEFAULTS: dict[str, dict[str, int]] = {
+    "cpu": {"max_num_seqs": 64, "max_num_batched_tokens": 512},
+    "cuda": {"max_num_seqs": 256, "max_num_batched_tokens": 8192},
+}
+
+
+def _by_device(name: str) -> str:
+    return "0: " + ", ".join(f"{defaults[name]} on {kind}" for kind, defaults in DEVICE_DEFAULTS.items())
+
+
 class Config(BaseModel):
     """Every setting. Load it with `Config.load`, which knows where each value came from."""
 
@@ -52,6 +75,9 @@ class Config(BaseModel):
     checkpoint_path: str = _setting("", "Hugging Face folder or GGUF file")
     tokenizer_path: str = _setting(
         "", "tokenizer folder or file; empty: the checkpoint's own", flags=("--tokenizer-path", "--tokenizer")
+    )
+    load_format: Literal["auto", "dummy"] = _setting(
+        "auto", "auto: the checkpoint's tensors; dummy: random weights of the shapes that config.json gives"
     )
     model_type: str = _setting("", "model family; empty: read from the checkpoint")
     served_model_name: Annotated[list[str], BeforeValidator(_comma_list)] = _setting(
@@ -68,8 +94,14 @@ class Config(BaseModel):
     force_stop_words_list: JsonIdLists = _setting([], "JSON list of token id lists that replace the model's own stop tokens")
 
     # Arithmetic.
-    act_type: Literal["auto", "fp32"] = _setting(
-        "auto", "activations of quantised layers: auto (int8 blocks, fast) or fp32 (exact)", flags=("--dtype", "--act-type")
+    device: Annotated[str, BeforeValidator(_lower)] = _setting(
+        "auto", "auto (a GPU if there is a usable one), cpu, cuda, or cuda:N", pattern=r"^(auto|cpu|cuda(:\d+)?)$"
+    )
+    act_type: Annotated[Literal["auto", "bf16", "fp16", "fp32"], BeforeValidator(_dtype_name)] = _setting(
+        "auto",
+        "type that a GPU computes in, auto: the checkpoint's own, bf16 where that is neither bf16 nor fp16; on a CPU auto (int8 "
+        "blocks for quantised layers, fast) or fp32 (exact)",
+        flags=("--dtype", "--act-type"),
     )
     threads: int = _setting(0, "threads that compute; 0: one per usable core", ge=0, le=1024)
     isa: str = _setting("", "instruction set of the kernels; empty: the best this machine has")
@@ -80,9 +112,14 @@ class Config(BaseModel):
     )
     seq_size_per_block: int = _setting(16, "tokens of a K/V page", flags=("--seq-size-per-block", "--block-size"), ge=1, le=1024)
     kv_cache_mem_mb: int = _setting(-1, "MiB of the K/V pages; -1: sized from measured memory", ge=-1)
-    kv_cache_dtype: Literal["auto", "fp32", "fp16", "bf16"] = _setting("auto", "element type of keys and values")
-    max_num_seqs: int = _setting(64, "sequences that run at once", ge=1, le=65536)
-    max_num_batched_tokens: int = _setting(512, "tokens a step may carry", ge=1, le=1 << 20)
+    gpu_memory_utilization: float = _setting(0.9, "share of a GPU's memory for weights, buffers and K/V pages together", gt=0, le=1)
+    kv_cache_dtype: Annotated[Literal["auto", "fp32", "fp16", "bf16"], BeforeValidator(_dtype_name)] = _setting(
+        "auto", "element type of keys and values; auto: on a GPU the type it computes in, on a CPU fp16 (fp32 with act_type fp32)"
+    )
+    max_num_seqs: int = _setting(0, f"sequences that run at once; {_by_device('max_num_seqs')}", ge=0, le=65536)
+    max_num_batched_tokens: int = _setting(
+        0, f"tokens a step may carry; {_by_device('max_num_batched_tokens')}", ge=0, le=1 << 20
+    )
     max_queue: int = _setting(1024, "requests that may wait; more are refused with 429", ge=1)
     concurrency_limit: int = _setting(
         0, "requests in the engine at once, running or waiting; more are refused; 0: max_queue alone decides", ge=0
@@ -107,12 +144,21 @@ class Config(BaseModel):
 
     @model_validator(mode="after")
     def _agree(self) -> Config:
-        if self.max_num_batched_tokens < self.max_num_seqs:
+        if self.max_num_batched_tokens and self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens={self.max_num_batched_tokens} is below max_num_seqs={self.max_num_seqs}: "
                 "a step could not carry one token of every running sequence; raise the first or lower the second"
             )
         return self
+
+    def for_device(self, kind: str) -> Config:
+        """With the device's defaults (DEVICE_DEFAULTS) in place of zeros. ConfigError where those contradict what was set."""
+        chosen = {name: value for name, value in DEVICE_DEFAULTS[kind].items() if getattr(self, name) == 0}
+        settled = self.model_copy(update=chosen)
+        try:
+            return settled._agree()
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
 
     @property
     def sources(self) -> Mapping[str, str]:

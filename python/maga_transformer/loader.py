@@ -1,6 +1,7 @@
 """From a checkpoint to a backend's packed weights: read, make canonical, pack; several weights at a time."""
 
 import os
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
@@ -14,6 +15,8 @@ from maga_transformer.formats import Dense, read_weight
 
 Progress = Callable[[int, int], None]
 
+_MOST_BYTES = 4 << 30  # of stored weights that are on their way at once, unless one alone is larger
+
 
 def load_weights(
     backend: _core.Backend,
@@ -24,19 +27,22 @@ def load_weights(
     workers: int | None = None,
 ) -> list[_core.Weight]:
     """Packed weights in the order of program.weights. `progress` hears (bytes done, bytes in all) on this thread. Each of the
-    `workers` threads (default: one a usable core) holds one unpacked weight at a time."""
+    `workers` threads (default: one a usable core) holds one unpacked weight at a time, and all together at most _MOST_BYTES."""
     specs = program.weights
     sizes = [sum(checkpoint.nbytes(source) for source in sources) for _, sources, _ in specs]
     total, done = sum(sizes), 0
     weights: list[_core.Weight | None] = [None] * len(specs)
 
+    # Largest first, so that no thread is left alone with the vocabulary at the end.
+    waiting = deque(sorted(range(len(specs)), key=lambda index: -sizes[index]))
+    pending: dict[Future[_core.Weight], int] = {}
+    under_way = 0
     with ThreadPoolExecutor(workers or usable_cores(), thread_name_prefix="load") as pool:
-        # Largest first, so that no thread is left alone with the vocabulary at the end.
-        order = sorted(range(len(specs)), key=lambda index: -sizes[index])
-        pending: dict[Future[_core.Weight], int] = {
-            pool.submit(_load, backend, checkpoint, *specs[index]): index for index in order
-        }
-        while pending:
+        while waiting or pending:
+            while waiting and (not pending or under_way + sizes[waiting[0]] <= _MOST_BYTES):
+                index = waiting.popleft()
+                under_way += sizes[index]
+                pending[pool.submit(_load, backend, checkpoint, *specs[index])] = index
             finished, _ = wait(pending, return_when=FIRST_COMPLETED)
             for future in finished:
                 index = pending.pop(future)
@@ -46,6 +52,7 @@ def load_weights(
                     pool.shutdown(wait=False, cancel_futures=True)
                     raise
                 done += sizes[index]
+                under_way -= sizes[index]
             if progress is not None:
                 progress(done, total)
     return [weight for weight in weights if weight is not None]

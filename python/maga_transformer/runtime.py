@@ -33,6 +33,8 @@ class Description:
     kv_tokens: int  # tokens that the pages hold
     kv_measured: str  # how the size was found
     weight_bytes: int
+    buffer_bytes: int
+    card_bytes: int  # memory of the GPU; 0 on a CPU
     load_seconds: float
     sampling_defaults: Mapping[str, Any]
 

@@ -6,11 +6,13 @@ import json
 import logging
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from maga_transformer import _core, checkpoint, loader, models, tokenizer
 from maga_transformer.config import Config, ConfigError
+from maga_transformer.device import Device, compute_dtype, cuda_backend, find_device
 from maga_transformer.generate_config import GenerateConfig
 from maga_transformer.memory import available_bytes
 from maga_transformer.progress import loading_progress
@@ -28,11 +30,16 @@ def load_runtime(config: Config) -> Runtime:
             "CHECKPOINT_PATH is not set: name a Hugging Face folder or a GGUF file, e.g. CHECKPOINT_PATH=/models/llama.gguf"
         )
     defaults = sampling_defaults(config.generation_config_path)
-    backend = _core.cpu_backend(threads=config.threads, quantize_activations=config.act_type == "auto", isa=config.isa)
-    source = checkpoint.open_checkpoint(config.checkpoint_path)
+    try:
+        device = find_device(config.device)
+    except ValueError as error:
+        raise ConfigError(f"DEVICE={config.device}: {error}") from None
+    config = config.for_device(device.kind)
+    source = checkpoint.open_checkpoint(config.checkpoint_path, config.load_format)
+    program, family = models.build_program(source, config.model_type or None)
+    backend, own_kv_dtype = make_backend(config, device, source.dtype(family.embedding))
     words = tokenizer.load_tokenizer(config.tokenizer_path or None, source)
-    program, _ = models.build_program(source, config.model_type or None)
-    kv_dtype = config.kv_cache_dtype if config.kv_cache_dtype != "auto" else "fp32" if config.act_type == "fp32" else "fp16"
+    kv_dtype = config.kv_cache_dtype if config.kv_cache_dtype != "auto" else own_kv_dtype
     page_tokens = config.seq_size_per_block
     page_bytes = program.page_bytes(page_tokens, kv_dtype)
     context = config.max_seq_len or program.max_positions
@@ -40,9 +47,9 @@ def load_runtime(config: Config) -> Runtime:
         raise ConfigError(
             f"MAX_SEQ_LEN={context}: the model has {program.max_positions} positions; valid: 1 to {program.max_positions}"
         )
-    kv_given = config.kv_cache_mem_mb >= 0
-    if kv_given:  # a size that cannot be should not cost a load
-        pages, measured = kv_pages(config, page_bytes=page_bytes, context=context, free=available_bytes())
+    pool = Pool(config, page_bytes=page_bytes, context=context)
+    free = device.card.free_bytes if device.card else available_bytes()
+    given = pool.given(free)  # a size that cannot be should not cost a load
 
     with loading_progress() as progress:
         weights = loader.load_weights(backend, program, source, progress=progress)
@@ -59,12 +66,20 @@ def load_runtime(config: Config) -> Runtime:
             kv_dtype=kv_dtype,
         )
 
-    if not kv_given:
-        free = available_bytes() - executable(1).buffer_bytes
-        pages, measured = kv_pages(config, page_bytes=page_bytes, context=context, free=free)
+    if given is not None:
+        pages, measured = given
+    elif device.card:  # the backend measures what its largest step leaves
+        pages, measured = 0, f"GPU_MEMORY_UTILIZATION={config.gpu_memory_utilization:g}"
+    else:
+        pages, measured = pool.measured(available_bytes() - executable(1).buffer_bytes)
+    model = executable(pages)
+    if pages == 0:
+        pages = model.limits.pages
+        pool.check(pages, measured)
+    buffer_bytes = model.buffer_bytes
     engine = _core.Engine(
         backend,
-        executable(pages),
+        model,
         max_sequences=config.max_num_seqs,
         token_budget=config.max_num_batched_tokens,
         max_queue=config.max_queue,
@@ -84,6 +99,8 @@ def load_runtime(config: Config) -> Runtime:
         kv_tokens=pages * page_tokens,
         kv_measured=measured,
         weight_bytes=sum(weight.bytes for weight in weights),
+        buffer_bytes=buffer_bytes,
+        card_bytes=device.card.total_bytes if device.card else 0,
         load_seconds=time.monotonic() - started,
         sampling_defaults=defaults,
     )
@@ -97,40 +114,78 @@ def load_runtime(config: Config) -> Runtime:
     return runtime
 
 
-def kv_pages(config: Config, *, page_bytes: int, context: int, free: int) -> tuple[int, str]:
-    """How many pages the pool gets, and why. `free`: available bytes, for a pool of no given size those that weights and buffers
-    leave: it holds max_num_seqs full sequences, but takes at most half of them. ConfigError when not even one sequence fits, or
-    when there is less memory than was asked for."""
-    page_tokens, context_given = config.seq_size_per_block, config.max_seq_len > 0
-    per_sequence = -(-context // page_tokens)
-    if config.kv_cache_mem_mb >= 0:
-        pages, why = (config.kv_cache_mem_mb << 20) // page_bytes, f"KV_CACHE_MEM_MB={config.kv_cache_mem_mb}"
-        if config.kv_cache_mem_mb << 20 > free:
+def make_backend(config: Config, device: Device, stored: str) -> tuple[_core.Backend, str]:
+    """The device's backend, and the type of keys and values that suits it. `stored`: the dtype of the checkpoint's weights."""
+    if device.card is None:
+        if config.act_type in ("bf16", "fp16"):
+            raise ConfigError(f"ACT_TYPE={config.act_type}: the CPU does not compute in it; valid: auto, fp32")
+        exact = config.act_type == "fp32"
+        backend = _core.cpu_backend(threads=config.threads, quantize_activations=not exact, isa=config.isa)
+        return backend, "fp32" if exact else "fp16"
+    if config.isa:
+        raise ConfigError(f"ISA={config.isa}: that chooses kernels of the CPU, but the model runs on {device.card.name} (DEVICE)")
+    try:
+        compute = compute_dtype(config.act_type, stored, device.card.capability)
+    except ValueError as error:
+        raise ConfigError(f"ACT_TYPE={config.act_type}: {error}") from None
+    return cuda_backend(device, compute, config.gpu_memory_utilization), compute
+
+
+@dataclass(frozen=True)
+class Pool:
+    """How many pages the K/V cache gets, and why. Its sizes are pairs of both."""
+
+    config: Config  # of the device: without zeros
+    page_bytes: int
+    context: int  # tokens of the longest sequence
+
+    @property
+    def per_sequence(self) -> int:
+        return -(-self.context // self.config.seq_size_per_block)
+
+    def given(self, free: int) -> tuple[int, str] | None:
+        """The size that the user asked for; None: no size. `free`: available bytes. ConfigError when there are fewer."""
+        asked = self.config.kv_cache_mem_mb
+        if asked < 0:
+            return None
+        why = f"KV_CACHE_MEM_MB={asked}"
+        if asked << 20 > free:
             raise ConfigError(f"{why}: only {free >> 20} MiB of memory are available")
-    else:
-        wanted = config.max_num_seqs * per_sequence
-        pages = max(0, min(wanted, free // 2 // page_bytes))
+        pages = (asked << 20) // self.page_bytes
+        self.check(pages, why)
+        return pages, why
+
+    def measured(self, free: int) -> tuple[int, str]:
+        """max_num_seqs full sequences, but at most half of the `free` bytes that weights and buffers leave."""
+        wanted = self.config.max_num_seqs * self.per_sequence
+        pages = max(0, min(wanted, free // 2 // self.page_bytes))
         why = (
-            f"{config.max_num_seqs} sequences of full length"
+            f"{self.config.max_num_seqs} sequences of full length"
             if pages == wanted
             else f"half of the {free >> 20} MiB that are available"
         )
-    smallest = per_sequence if context_given else 1
-    if pages < smallest:
-        raise ConfigError(
-            f"the K/V cache would have {pages} pages of {page_bytes >> 10} KiB ({why}), which is too little: "
-            f"{'MAX_SEQ_LEN=' + str(context) if context_given else 'one page'} needs {smallest * page_bytes / 2**20:.1f} MiB; "
-            "raise KV_CACHE_MEM_MB" + (" or lower MAX_SEQ_LEN" if context_given else "")
-        )
-    if pages < per_sequence:
-        log.warning(
-            "the K/V cache holds %d tokens (%s): the context is lowered from %d to that; set KV_CACHE_MEM_MB or MAX_SEQ_LEN "
-            "to choose",
-            pages * page_tokens,
-            why,
-            context,
-        )
-    return pages, why
+        self.check(pages, why)
+        return pages, why
+
+    def check(self, pages: int, why: str) -> None:
+        """ConfigError when not even one sequence fits; a warning when the longest does not."""
+        context_given = self.config.max_seq_len > 0
+        smallest = self.per_sequence if context_given else 1
+        if pages < smallest:
+            raise ConfigError(
+                f"the K/V cache would have {pages} pages of {self.page_bytes >> 10} KiB ({why}), which is too little: "
+                f"{'MAX_SEQ_LEN=' + str(self.context) if context_given else 'one page'} needs "
+                f"{smallest * self.page_bytes / 2**20:.1f} MiB; "
+                "raise KV_CACHE_MEM_MB" + (" or lower MAX_SEQ_LEN" if context_given else "")
+            )
+        if pages < self.per_sequence:
+            log.warning(
+                "the K/V cache holds %d tokens (%s): the context is lowered from %d to that; set KV_CACHE_MEM_MB or "
+                "MAX_SEQ_LEN to choose",
+                pages * self.config.seq_size_per_block,
+                why,
+                self.context,
+            )
 
 
 def sampling_defaults(path: str) -> Mapping[str, Any]:
@@ -167,6 +222,8 @@ _SAMPLING_DEFAULTS = (
 
 
 def model_name(path: str) -> str:
-    """A GGUF file's name without its ending, or the folder's."""
+    """A file's name without its ending, or the folder's."""
     place = Path(path).resolve()
-    return place.stem if place.suffix == ".gguf" else place.name
+    if place.name == "config.json":
+        place = place.parent
+    return place.stem if place.suffix in (".gguf", ".json") else place.name

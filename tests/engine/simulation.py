@@ -6,6 +6,7 @@ import select
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 from maga_transformer import _core
@@ -59,6 +60,7 @@ class World:
     poison: int = -1
     max_sequence_length: int = 0
     vocabulary: list[bytes] | None = None
+    asynchronous: ClassVar[bool] = False  # set by the fixture `device`
 
     @property
     def longest(self) -> int:
@@ -111,6 +113,7 @@ class Harness:
             sequences=world.max_sequences,
             length_dependent_from=world.length_dependent_from,
             poison=world.poison,
+            asynchronous=world.asynchronous,
         )
         self.engine = _core.Engine(
             testing.fake_backend(threads),

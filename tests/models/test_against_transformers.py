@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from checkpoints import tiny_model
+from folders import tiny_model
 from maga_transformer import _core
 from maga_transformer.checkpoint import open_checkpoint
 from runner import Runner

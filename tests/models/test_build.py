@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from checkpoints import edit_config, tiny_model
+from folders import edit_config, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from maga_transformer import _core

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from checkpoints import tiny_model
+from folders import tiny_model
 from maga_transformer.explain import explain
 from rich.console import Console
 

@@ -6,7 +6,8 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from checkpoints import gguf_from_model, tiny_model
+from checkpoints import gguf_from_model
+from folders import tiny_model
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from maga_transformer import _core

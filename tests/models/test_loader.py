@@ -6,7 +6,8 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from checkpoints import gguf_from_model, tiny_model
+from checkpoints import gguf_from_model
+from folders import tiny_model
 from maga_transformer.checkpoint import open_checkpoint
 from maga_transformer.formats import read_weight
 from maga_transformer.loader import load_weights

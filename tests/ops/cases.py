@@ -180,6 +180,8 @@ SPANS = {
     "ragged": [(1, 15), (5, 0), (1, 16), (20, 31), (1, 0), (3, 64)],
     "long": [(5, 700), (1, 900)],
     "decodes": [(1, 3), (1, 47), (1, 16), (1, 129), (1, 31)],
+    "long": [(1, 400), (70, 130), (150, 0), (1, 900)],
+    "many": [(1, 7 * s % 100) for s in range(40)],
 }
 
 
@@ -379,7 +381,7 @@ def table() -> Iterator[tuple[str, Builder]]:
     yield from rope(RopeForm(64, dynamic=2.0, max_positions=64), 64, 2, "decodes", prompt=90)
 
     for head_dim in (64, 80, 96, 128, 256, 37, 1):
-        for spans in SPANS:
+        for spans in ("prefill", "decode", "ragged", "decodes"):
             yield from attention(head_dim, 4, 2, spans)
     for heads, kv_heads in ((1, 1), (3, 3), (5, 1), (7, 1), (8, 1), (9, 3), (16, 1), (24, 2)):
         for spans in ("ragged", "decodes"):
@@ -430,11 +432,39 @@ def linears(dense_forms: list[Form], every_width: list[Form], every_group: list[
         yield from linear(form, next(outs), 240 if form.group % 16 else 256, 1)
 
 
+def large_table() -> Iterator[tuple[str, Builder]]:
+    """Sizes where a GPU changes from one kernel to another. The CPU has no such borders, and would take long."""
+    bf16 = Form("bf16")
+    for form, out, width in ((bf16, 1024, 4096), (bf16, 3072, 1024), (bf16, 2000, 1536), (Form("affine", 4, 32, True), 1024, 2048)):
+        for tokens in (1, 4, 8, 13, 16, 27, 32, 50, 64, 65, 130):
+            yield from linear(form, out, width, tokens)
+    for tokens in (1, 8, 30, 64, 100):
+        yield from linear(bf16, 1024, 2048, tokens, bias=True, residual="in-place")
+        yield from linear(bf16, 1024, 2048, tokens, residual="apart", views=True)
+        yield from gated_linear(bf16, 1408, 1024, tokens, "silu")
+        yield from gated_linear(bf16, 512, 1024, tokens, "gelu_tanh", bias=True)
+    for head_dim in (64, 80, 96, 112, 128, 160, 192, 256):
+        for heads, kv_heads in ((4, 4), (4, 2), (8, 1)):
+            yield from attention(head_dim, heads, kv_heads, "many")
+    for head_dim in (64, 128, 256):
+        yield from attention(head_dim, 4, 2, "long")
+    for heads, kv_heads in ((16, 1), (6, 2), (7, 1)):
+        for spans in ("long", "many"):
+            yield from attention(128, heads, kv_heads, spans)
+    for window in (30, 300):
+        yield from attention(128, 4, 1, "long", window=window)
+    for page_tokens in (32, 256):
+        yield from attention(128, 4, 1, "long", page_tokens=page_tokens)
+    for spans in ("long", "many"):
+        yield from prepare_qkv(128, 8, 2, spans, norms="qk", form=RopeForm(128))
+
+
 CASES: dict[str, Builder] = dict(table())
+LARGE_CASES: dict[str, Builder] = dict(large_table())
 
 
 def build(name: str) -> Case:
     """The same case every time."""
-    case = CASES[name](np.random.default_rng(zlib.crc32(name.encode())))
+    case = (CASES.get(name) or LARGE_CASES[name])(np.random.default_rng(zlib.crc32(name.encode())))
     case.program.validate()
     return case

@@ -8,6 +8,7 @@ from maga_transformer import _core
 
 from .case import Case, quantize_rows
 from .cases import build
+from .weights import rounded
 
 ISAS = ("generic", "avx2", "avx512", "avx512_vnni", "neon", "neon_dotprod")
 
@@ -83,6 +84,23 @@ def expected(name: str, quantized: bool) -> Results:
             )
             for each in case.runs
         ]
+    return run(load(reference(), case), case)
+
+
+def rounded_case(name: str, compute: str) -> Case:
+    """The case for a card: inputs that its type holds, and pages of that type where the case asks for no other."""
+    case = build(name)
+    for each in case.runs:
+        each.inputs = {value: rounded(data, compute) for value, data in each.inputs.items()}
+    if case.kv_dtype == "fp32":
+        case.kv_dtype = compute
+    return case
+
+
+def expected_rounded(name: str, compute: str) -> Results:
+    """The reference's results for `rounded_case`, with weights that the card's type holds."""
+    case = rounded_case(name, compute)
+    case.weights = [data.rounded(compute) for data in case.weights]
     return run(load(reference(), case), case)
 
 

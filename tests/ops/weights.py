@@ -32,6 +32,23 @@ class WeightData:
     scale: np.ndarray | None = None
     offset: np.ndarray | None = None
 
+    def dequantize(self) -> np.ndarray:
+        """fp32"""
+        if self.form.kind == "bf16":
+            return from_bf16(self.values)
+        if self.form.kind != "affine":
+            return self.values.astype(np.float32)
+        rows, cols = self.shape
+        codes = self.values.reshape(rows, -1, self.form.group or cols).astype(np.float32)
+        values = self.scale[:, :, None] * (codes - np.float32(self.form.zero))
+        if self.offset is not None:
+            values += self.offset[:, :, None]
+        return values.reshape(rows, cols)
+
+    def rounded(self, dtype: str) -> "WeightData":
+        """As a device holds it that computes in `dtype`, in fp32."""
+        return WeightData(self.shape, rounded(self.dequantize(), dtype), Form("fp32"))
+
     def pack(self, backend: _core.Backend, name: str) -> _core.Weight:
         if self.form.kind != "affine":
             return backend.pack_dense(name, self.shape, self.values, self.form.kind)
@@ -56,6 +73,13 @@ def to_bf16(values: np.ndarray) -> np.ndarray:
 
 def from_bf16(bits: np.ndarray) -> np.ndarray:
     return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def rounded(values: np.ndarray, dtype: str) -> np.ndarray:
+    """fp32 values to the nearest that fp32, fp16 or bf16 holds."""
+    if dtype == "bf16":
+        return from_bf16(to_bf16(values))
+    return values.astype(np.float16).astype(np.float32) if dtype == "fp16" else values
 
 
 def dense(

@@ -1,7 +1,7 @@
 """The configuration: where values come from, and what is refused by name."""
 
 import pytest
-from maga_transformer.config import Config, ConfigError, ineffective_settings
+from maga_transformer.config import DEVICE_DEFAULTS, Config, ConfigError, ineffective_settings
 from maga_transformer.unsupported import INEFFECTIVE, REFUSED
 
 
@@ -43,7 +43,10 @@ def test_an_empty_variable_is_unset():
         ({"MAX_SEQ_LEN": "abc"}, ["MAX_SEQ_LEN=abc", "integer"]),
         ({"MAX_SEQ_LEN": "-1"}, ["MAX_SEQ_LEN=-1", "greater than or equal to 0"]),
         ({"START_PORT": "70000"}, ["START_PORT=70000", "65535"]),
-        ({"ACT_TYPE": "fp16"}, ["ACT_TYPE=fp16", "'auto' or 'fp32'"]),
+        ({"ACT_TYPE": "int3"}, ["ACT_TYPE=int3", "'fp32'"]),
+        ({"DEVICE": "gpu"}, ["DEVICE=gpu", "cuda:N"]),
+        ({"GPU_MEMORY_UTILIZATION": "1.5"}, ["GPU_MEMORY_UTILIZATION=1.5", "less than or equal to 1"]),
+        ({"LOAD_FORMAT": "pt"}, ["LOAD_FORMAT=pt", "'auto' or 'dummy'"]),
         ({"STOP_WORDS_STR": "[a"}, ["STOP_WORDS_STR=[a", "JSON"]),
         ({"STOP_WORDS_LIST": '[["x"]]'}, ["STOP_WORDS_LIST[0][0]=x", "integer"]),
         ({"MAX_NUM_SEQS": "100", "MAX_NUM_BATCHED_TOKENS": "50"}, ["max_num_batched_tokens=50", "max_num_seqs=100"]),
@@ -103,3 +106,25 @@ def test_a_library_caller_is_not_touched_by_the_environment(monkeypatch):
     monkeypatch.setenv("MAX_SEQ_LEN", "77")
     monkeypatch.setenv("TP_SIZE", "2")
     assert Config.without_environment(threads=2).max_seq_len == 0
+
+
+def test_dtypes_by_the_names_of_vllm():
+    config = Config.load({"dtype": "bfloat16", "kv-cache-dtype": "half"}, environ={})
+    assert (config.act_type, config.kv_cache_dtype) == ("bf16", "fp16")
+
+
+@pytest.mark.parametrize("kind", DEVICE_DEFAULTS)
+def test_zeros_become_the_defaults_of_the_device(kind):
+    config = Config.without_environment(max_num_seqs=3).for_device(kind)
+    assert config.max_num_seqs == 3
+    assert config.max_num_batched_tokens == DEVICE_DEFAULTS[kind]["max_num_batched_tokens"]
+    assert config.sources == {"max_num_seqs": "flag max_num_seqs"}
+    for value in DEVICE_DEFAULTS[kind].values():
+        assert f"{value} on {kind}" in "".join(field.description for field in Config.model_fields.values())
+
+
+def test_what_contradicts_the_defaults_of_the_device_is_named():
+    config = Config.without_environment(max_num_seqs=1000)
+    assert config.for_device("cuda").max_num_batched_tokens > 1000
+    with pytest.raises(ConfigError, match="max_num_batched_tokens=512 is below max_num_seqs=1000"):
+        config.for_device("cpu")

@@ -3,7 +3,7 @@
 import pytest
 from maga_transformer.config import Config, ConfigError
 from maga_transformer.memory import available_bytes
-from maga_transformer.startup import kv_pages
+from maga_transformer.startup import Pool
 
 GIB = 1 << 30
 
@@ -57,28 +57,32 @@ def test_this_machine_has_memory():
     assert available_bytes() > 1 << 20
 
 
+def pool(*, page_bytes=1 << 20, context=10000, **settings):
+    return Pool(Config.without_environment(seq_size_per_block=16, **settings).for_device("cpu"), page_bytes, context)
+
+
 def test_pages_for_all_sequences_but_at_most_half():
-    few = Config.without_environment(max_num_seqs=2, seq_size_per_block=16)
-    assert kv_pages(few, page_bytes=1 << 20, context=100, free=1000 << 20)[0] == 14
-    many = Config.without_environment(seq_size_per_block=16)
-    pages, why = kv_pages(many, page_bytes=1 << 20, context=1600, free=800 << 20)
+    assert pool(max_num_seqs=2, context=100).measured(1000 << 20)[0] == 14
+    pages, why = pool(context=1600).measured(800 << 20)
     assert pages == 400 and "half of the 800 MiB" in why
 
 
 def test_a_given_size_decides():
-    config = Config.without_environment(kv_cache_mem_mb=10, seq_size_per_block=16)
-    assert kv_pages(config, page_bytes=1 << 20, context=10000, free=1000 << 20)[0] == 10
+    assert pool(kv_cache_mem_mb=10).given(1000 << 20) == (10, "KV_CACHE_MEM_MB=10")
+    assert pool().given(1000 << 20) is None
+    with pytest.raises(ConfigError, match="KV_CACHE_MEM_MB=10: only 9 MiB"):
+        pool(kv_cache_mem_mb=10).given(9 << 20)
 
 
 def test_too_small_names_the_numbers():
-    config = Config.without_environment(kv_cache_mem_mb=10, seq_size_per_block=16, max_seq_len=320)
     with pytest.raises(ConfigError, match=r"10 pages .*MAX_SEQ_LEN=320 needs 20\.0 MiB.*KV_CACHE_MEM_MB"):
-        kv_pages(config, page_bytes=1 << 20, context=320, free=1000 << 20)
+        pool(kv_cache_mem_mb=10, max_seq_len=320, context=320).given(1000 << 20)
     with pytest.raises(ConfigError, match="0 pages"):
-        kv_pages(Config.without_environment(kv_cache_mem_mb=0), page_bytes=1 << 20, context=320, free=1000 << 20)
+        pool(kv_cache_mem_mb=0, context=320).given(1000 << 20)
+    with pytest.raises(ConfigError, match="0 pages"):
+        pool().check(0, "GPU_MEMORY_UTILIZATION=0.1")
 
 
 def test_a_lowered_context_is_said(caplog):
-    config = Config.without_environment(kv_cache_mem_mb=10, seq_size_per_block=16)
-    kv_pages(config, page_bytes=1 << 20, context=10000, free=1000 << 20)
+    pool(kv_cache_mem_mb=10).given(1000 << 20)
     assert "160 tokens" in caplog.text and "10000" in caplog.text

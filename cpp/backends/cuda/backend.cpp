@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "backends/cuda/cublaslt.h"
 #include "backends/cuda/cuda_check.h"
 #include "backends/cuda/entry.h"
 #include "backends/cuda/executable.h"
@@ -69,6 +70,7 @@ Device::Device(const CudaOptions& options)
   total_bytes = card.total_bytes;
   free_at_start = card.free_bytes;
   use_device(id);
+  for (const std::string& folder : options.library_folders) lt::add_library_folder(folder);
   uploader = std::make_unique<Uploader>(kUploadLanes, compute);
   linears = std::make_unique<Linears>();
 }

@@ -30,7 +30,7 @@ int bucket_of(int64_t sequences) {
 
 // Each sequence brings one token, and every token needs its logits.
 bool is_decode(const Step& step) {
-  return step.tokens() == step.sequences() && step.logit_rows.size() == step.ids.size() &&
+  return step.tree.empty() && step.tokens() == step.sequences() && step.logit_rows.size() == step.ids.size() &&
          std::adjacent_find(step.sequence_start.begin(), step.sequence_start.end()) == step.sequence_start.end();
 }
 
@@ -135,6 +135,10 @@ void CudaExecutable::allocate_scratch() {
     MAGA_CUDA(cudaMemcpy(inv_freqs_.back().data(), table.inv_freq.data(), pairs * sizeof(float), cudaMemcpyHostToDevice));
     turns_.emplace_back(limits_.tokens * pairs * static_cast<int64_t>(sizeof(float2)), "rope angles");
   }
+  for (const std::vector<float>& slopes : program_.alibi_slopes) {
+    alibi_slopes_.emplace_back(static_cast<int64_t>(slopes.size() * sizeof(float)), "ALiBi slopes");
+    MAGA_CUDA(cudaMemcpy(alibi_slopes_.back().data(), slopes.data(), slopes.size() * sizeof(float), cudaMemcpyHostToDevice));
+  }
   const int draws = static_cast<int>(limits_.logit_rows);
   chosen_ = DeviceMemory(draws * static_cast<int64_t>(sizeof(int32_t)), "tokens");
   drawn_ = DeviceMemory(draws * static_cast<int64_t>(sizeof(Drawn)), "tokens");
@@ -171,7 +175,8 @@ AttentionPlan& CudaExecutable::plan_of(const Attention& op) {
                              .kv_heads = static_cast<int>(op.kv_heads),
                              .head_dim = static_cast<int>(op.head_dim),
                              .v_dim = static_cast<int>(layer.v_dim),
-                             .window = op.window};
+                             .window = op.window,
+                             .special_scores = op.soft_cap > 0 || op.alibi != kNone || op.sinks != kNone};
   for (const auto& plan : plans_)
     if (plan->shape() == shape) return *plan;
   plans_.push_back(std::make_unique<AttentionPlan>(shape, device_->compute, limits_.kv_dtype, static_cast<int>(limits_.page_tokens),
@@ -206,7 +211,8 @@ void CudaExecutable::warm_up() {
        .prompt_length = lengths,
        .page_start = page_starts,
        .pages = pages,
-       .logit_rows = rows});
+       .logit_rows = rows,
+       .tree = {}});
 }
 
 int64_t CudaExecutable::pages_that_fit() const {
@@ -234,7 +240,8 @@ StepShape CudaExecutable::shape_of(const Step& step, int64_t draws) const {
   return {.tokens = static_cast<int>(step.tokens()),
           .sequences = static_cast<int>(step.sequences()),
           .rows = rows,
-          .draws = static_cast<int>(draws)};
+          .draws = static_cast<int>(draws),
+          .tree = !step.tree.empty()};
 }
 
 void CudaExecutable::forward(const DeviceStep& step, const Step* host) {
@@ -263,7 +270,15 @@ void CudaExecutable::forward(const DeviceStep& step, const Step* host) {
 // All that a first decode step would otherwise wait for.
 void CudaExecutable::capture_graphs() {
   const int32_t none[] = {0};
-  const Step padding{.sequence_start = none, .page_start = none};
+  const Step padding{.ids = {},
+                     .positions = {},
+                     .sequence_start = none,
+                     .kv_length = {},
+                     .prompt_length = {},
+                     .page_start = none,
+                     .pages = {},
+                     .logit_rows = {},
+                     .tree = {}};
   for (const int bucket : kBuckets) {
     if (bucket > std::min({limits_.tokens, limits_.sequences, limits_.logit_rows})) break;
     const StepShape shape{.tokens = bucket, .sequences = bucket, .rows = bucket, .draws = bucket};
@@ -336,7 +351,9 @@ void CudaExecutable::run(const Step& step) {
   check_step(step, limits_, page_bytes_ > 0, program_.vocab);
   const StepShape shape{.tokens = static_cast<int>(step.tokens()),
                         .sequences = static_cast<int>(step.sequences()),
-                        .rows = static_cast<int>(step.logit_rows.size())};
+                        .rows = static_cast<int>(step.logit_rows.size()),
+                        .draws = 0,
+                        .tree = !step.tree.empty()};
   staging_->stage(queue_, 0, shape, step, {}, page_bytes_ > 0);
   forward(staging_->step(shape), &step);
   MAGA_CUDA(cudaStreamSynchronize(stream_.get()));

@@ -102,6 +102,7 @@ class CudaExecutable : public Executable {
   std::vector<int64_t> offsets_;         // (values) in the arena
   std::vector<DeviceMemory> inv_freqs_;  // (rope tables)
   std::vector<DeviceMemory> turns_;
+  std::vector<DeviceMemory> alibi_slopes_;
   std::vector<std::unique_ptr<AttentionPlan>> plans_;
   std::vector<int64_t> layer_offset_;  // (cache layers) elements from the start of a page
   int64_t page_bytes_ = 0;

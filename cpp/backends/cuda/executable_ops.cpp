@@ -145,9 +145,16 @@ void CudaExecutable::run(const Attention& op) {
                  .layer = layer,
                  .kv_type = limits_.kv_dtype});
   const Matrix q = matrix(op.q), out = matrix(op.out);
-  plan_of(op).run(
-      queue_, step_,
-      {.q = q.data, .q_stride = q.stride, .out = out.data, .out_stride = out.stride, .scale = op.scale, .layer = layer});
+  plan_of(op).run(queue_, step_,
+                  {.q = q.data,
+                   .q_stride = q.stride,
+                   .out = out.data,
+                   .out_stride = out.stride,
+                   .scale = op.scale,
+                   .soft_cap = op.soft_cap,
+                   .alibi_slopes = op.alibi == kNone ? nullptr : alibi_slopes_[op.alibi].as<const float>(),
+                   .sinks = data(op.sinks),
+                   .layer = layer});
 }
 
 void CudaExecutable::run(const Activation& op) {

@@ -1,9 +1,12 @@
 // Launches the streaming linears: tensor maps of weights and tokens, made anew for each call, then the kernel.
 #include <cudaTypedefs.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 #include <algorithm>
 
-#include "backends/cuda/linear_stream.cuh"
+#include "backends/cuda/launch.cuh"
+#include "backends/cuda/linear_stream_args.h"
 
 namespace maga::cuda {
 namespace {

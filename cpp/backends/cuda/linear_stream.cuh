@@ -6,34 +6,13 @@
 
 #include "backends/cuda/launch.cuh"
 #include "backends/cuda/linear_hopper.cuh"
-#include "backends/cuda/linear_stream.h"
+#include "backends/cuda/linear_stream_args.h"
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900 && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #error "build for 90a, not for 90: wgmma belongs to sm_90a"
 #endif
 
 namespace maga::cuda {
-
-struct StreamArgs {
-  void* out;             // (m, n) of T, or f32
-  float* slabs;          // or (split, m, rows) partial sums
-  const void* bias;      // (rows) or null
-  const void* residual;  // (m, n) or null
-  int64_t out_stride, residual_stride;
-  int m, rows;  // rows of the weight; gated: 2 n
-  int steps;    // of the ring, over all of k
-  int split, stages, window;
-  bool out_f32, gated;
-  ActivationKind activation;
-};
-
-using StreamKernel = void (*)(StreamArgs, CUtensorMap, CUtensorMap);
-
-// The kernel of a tile, by its rows. Instantiated in linear_stream_<type>_<tokens>.cu.
-template <typename T, int kTokens>
-StreamKernel stream_kernel(int rows);
-
-#ifdef __CUDACC__
 
 template <ActivationKind kKind>
 __device__ __forceinline__ float activate(float x) {
@@ -215,7 +194,5 @@ StreamKernel stream_kernel(int rows) {
   }(std::make_index_sequence<std::size(kStreamTiles)>());
   return kernel;
 }
-
-#endif  // __CUDACC__
 
 }  // namespace maga::cuda

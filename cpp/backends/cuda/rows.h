@@ -39,9 +39,9 @@ struct NormArgs {
   const void* bias = nullptr;
   NormKind kind = NormKind::rms;
   float eps = 0, weight_offset = 0;
-  Slabs slabs;
-  Matrix residual;  // null: none
-  Matrix sum;
+  Slabs slabs = {};
+  Matrix residual = {};  // null: none
+  Matrix sum = {};
 };
 void norm(const Queue&, DType type, const NormArgs&);
 
@@ -76,8 +76,8 @@ void rope(const Queue&, DType type, const RopeArgs&);
 // PrepareQkv of program/ops.h: takes q, k, v from their matrices, or, with slabs, from partial sums whose row is (q | k | v);
 // norms, rotates, writes q to `q` and k, v into the pages. Also the plain K/V write of Attention: no norm, no turns, heads 0.
 struct PrepareArgs {
-  Matrix q, k, v;  // q is written back in place; with slabs only q.data is used, for the result
-  Slabs slabs;
+  Matrix q = {}, k = {}, v = {};  // q is written back in place; with slabs only q.data is used, for the result
+  Slabs slabs = {};
   int rows = 0, heads = 0, kv_heads = 0;
   const void* q_norm = nullptr;
   const void* k_norm = nullptr;

@@ -14,6 +14,7 @@ StepLayout::StepLayout(const StepShape& shape) {
     return at;
   };
   slots = place(shape.tokens, sizeof(int64_t));
+  tree = place(shape.tree ? shape.tokens : 0, sizeof(uint64_t));
   draws = place(shape.draws, sizeof(Draw));
   ids = place(shape.tokens, sizeof(int32_t));
   positions = place(shape.tokens, sizeof(int32_t));
@@ -30,7 +31,8 @@ Staging::Staging(const Limits& limits, int64_t page_ids) : page_tokens_(limits.p
   const StepLayout largest({.tokens = static_cast<int>(limits.tokens),
                             .sequences = static_cast<int>(limits.sequences),
                             .rows = static_cast<int>(limits.logit_rows),
-                            .draws = static_cast<int>(limits.logit_rows)});
+                            .draws = static_cast<int>(limits.logit_rows),
+                            .tree = true});
   for (PinnedMemory& memory : pinned_) memory = PinnedMemory(largest.bytes(page_ids), "steps");
   device_ = DeviceMemory(largest.bytes(page_ids), "steps");
 }
@@ -56,6 +58,7 @@ void Staging::stage(const Queue& queue, int slot, const StepShape& shape, const 
   put(layout.logit_rows, step.logit_rows, shape.rows, 0);
   put(layout.pages, step.pages, page_ids, 0);
 
+  std::copy(step.tree.begin(), step.tree.end(), reinterpret_cast<uint64_t*>(base + layout.tree));
   auto* to_draws = reinterpret_cast<Draw*>(base + layout.draws);
   std::fill(std::copy(draws.begin(), draws.end(), to_draws), to_draws + shape.draws, Draw{.row = -1});
 
@@ -91,7 +94,8 @@ DeviceStep Staging::step(const StepShape& shape) const {
           .pages = array(layout.pages),
           .slots = reinterpret_cast<const int64_t*>(device_.data() + layout.slots),
           .token_sequence = array(layout.token_sequence),
-          .logit_rows = array(layout.logit_rows)};
+          .logit_rows = array(layout.logit_rows),
+          .tree_mask = shape.tree ? reinterpret_cast<const uint64_t*>(device_.data() + layout.tree) : nullptr};
 }
 
 const Draw* Staging::draws(const StepShape& shape) const {

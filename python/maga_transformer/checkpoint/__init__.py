@@ -2,23 +2,27 @@
 
 from pathlib import Path
 
+from maga_transformer.checkpoint.dummy import DummyCheckpoint
 from maga_transformer.checkpoint.gguf import GgufCheckpoint
 from maga_transformer.checkpoint.interface import Checkpoint
 from maga_transformer.checkpoint.safetensors import SafetensorsCheckpoint
 
-__all__ = ["Checkpoint", "GgufCheckpoint", "SafetensorsCheckpoint", "open_checkpoint"]
+__all__ = ["Checkpoint", "DummyCheckpoint", "GgufCheckpoint", "SafetensorsCheckpoint", "open_checkpoint"]
 
 _TORCH_SUFFIXES = (".bin", ".pt", ".pth")
 
 
-def open_checkpoint(path: str) -> Checkpoint:
-    """Opens a Hugging Face folder (safetensors), a GGUF file, or a folder that holds exactly one GGUF model.
+def open_checkpoint(path: str, load_format: str = "auto") -> Checkpoint:
+    """Opens a Hugging Face folder (safetensors), a GGUF file, or a folder that holds exactly one GGUF model. `load_format` "dummy":
+    a folder with config.json, or such a file, gets random weights.
 
     Raises FileNotFoundError for what is not there and ValueError for what cannot be read, naming the file.
     """
     place = Path(path)
     if not place.exists():
         raise FileNotFoundError(f"{path}: no such file or folder")
+    if load_format == "dummy":
+        return DummyCheckpoint(path)
     if place.is_file():
         if place.suffix == ".safetensors":
             raise ValueError(f"{path}: give the folder that holds this file and its config.json")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from maga_transformer._core import Program, View
-from maga_transformer.checkpoint import Checkpoint
+from maga_transformer.checkpoint import Checkpoint, DummyCheckpoint
 from maga_transformer.models.rope import Rope
 
 _ACTIVATIONS = {
@@ -180,6 +180,9 @@ class Builder:
 
     def _check(self, name: str, expected: tuple[int | None, ...]) -> tuple[int, ...]:
         """The tensor's shape, which must agree with `expected` where that is not None."""
+        if isinstance(self._checkpoint, DummyCheckpoint):  # it has what the model needs
+            self._checkpoint.add(name, expected)
+            self._names.add(name)
         wanted = "(" + ", ".join("any" if size is None else str(size) for size in expected) + ")"
         if name not in self._names:
             raise ValueError(f"{self._checkpoint.path}: tensor {name} is missing (expected shape {wanted})")

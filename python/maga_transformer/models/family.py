@@ -40,6 +40,7 @@ class Family(ABC):
         self.activation = config.text("hidden_act", "silu")
         self.intermediate = config.integer("intermediate_size") if config.get("intermediate_size") is not None else None
         self.rope = read_rope(config, self.heads.head_dim)
+        self.embedding = _EMBEDDING  # the tensor's name; tied models may store it as the head
 
     @abstractmethod
     def layer(self, b: Builder, x: View, i: int) -> View:
@@ -48,9 +49,9 @@ class Family(ABC):
     def build(self) -> Program:
         b = Builder(self.checkpoint, self.model_type)
         b.program.max_positions = self.rope.extended_positions
-        embedding, head = self._vocabulary_tensors(b)
+        self.embedding, head = self._vocabulary_tensors(b)
         vocab = self.config.integer("vocab_size") if self.config.get("vocab_size") is not None else None
-        x = b.embed(embedding, vocab=vocab, hidden=self.hidden)
+        x = b.embed(self.embedding, vocab=vocab, hidden=self.hidden)
         for i in range(self.layers):
             x = self.layer(b, x, i)
         b.head(b.rms_norm(b.select(x), "model.norm", self.eps), head, vocab=vocab)

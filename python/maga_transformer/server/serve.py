@@ -73,6 +73,10 @@ def greeting(runtime: Runtime, host: str, port: int) -> str:
         f"K/V       {about.kv_bytes / 2**20:.0f} MiB of {about.kv_dtype} hold {about.kv_tokens} tokens ({about.kv_measured})",
         f"context   {about.context} tokens; {about.kv_tokens // about.context} sequences of that length fit at once",
     ]
+    if about.card_bytes:
+        parts = {"weights": about.weight_bytes, "K/V": about.kv_bytes, "buffers": about.buffer_bytes}
+        shares = [f"{name} {part / about.card_bytes:.1%}" for name, part in parts.items()]
+        lines.append(f"memory    {', '.join(shares)} of {about.card_bytes / 2**20:.0f} MiB")
     if about.sampling_defaults:
         lines.append("sampling  " + ", ".join(f"{name}={value}" for name, value in about.sampling_defaults.items()))
     lines += [f"setting   {name}={getattr(runtime.config, name)} ({source})" for name, source in runtime.config.sources.items()]

@@ -1,5 +1,6 @@
 """Finds a model's tokenizer: tokenizer.json and the files beside it, or the metadata of a GGUF file."""
 
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -7,11 +8,14 @@ from typing import Any
 import tokenizers
 
 from maga_transformer.chat_template import ChatTemplate
-from maga_transformer.checkpoint import Checkpoint, GgufCheckpoint
+from maga_transformer.checkpoint import Checkpoint, DummyCheckpoint, GgufCheckpoint
 from maga_transformer.checkpoint.files import read_json_object
 from maga_transformer.checkpoint.gguf_file import GgufFile
+from maga_transformer.tokenizer.byte_ids import byte_id_tokenizer
 from maga_transformer.tokenizer.gguf import GgufVocabulary, build_tokenizer, surround
 from maga_transformer.tokenizer.tokenizer import SpecialTokens, Tokenizer
+
+log = logging.getLogger(__name__)
 
 _ROLES = ("bos", "eos", "unk", "pad", "sep", "cls", "mask")
 # Control tokens that end a turn; files whose eos is the base model's still use them in their chat template.
@@ -25,6 +29,9 @@ def load_tokenizer(path: str | None, checkpoint: Checkpoint) -> Tokenizer:
     if path is None:
         if isinstance(checkpoint, GgufCheckpoint):
             return _from_gguf(checkpoint.path, checkpoint.metadata, vocab_size)
+        if isinstance(checkpoint, DummyCheckpoint) and vocab_size and not (Path(checkpoint.path) / "tokenizer.json").is_file():
+            log.warning("%s: no tokenizer.json here: token ids stand for bytes, for want of a real tokenizer", checkpoint.path)
+            return byte_id_tokenizer(vocab_size, _id_list(checkpoint.config.get("eos_token_id")))
         return _from_folder(Path(checkpoint.path), checkpoint.config, vocab_size)
     place = Path(path)
     if not place.exists():

@@ -1,0 +1,182 @@
+// The phases of a step once it has run: choose, commit, and what a failure leaves.
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include "core/check.h"
+#include "core/threads.h"
+#include "engine/loop.h"
+
+namespace maga {
+
+// Ends the oldest step in flight. What goes wrong ends its sequences; a step behind it goes on without them.
+void Loop::finish() {
+  timer_.lap(host_seconds());
+  StepInFlight& step = steps_[oldest_];
+  oldest_ = (oldest_ + 1) % steps_.size();
+  --in_flight_;
+  for (const Entry& entry : step.entries) {
+    --entry.sequence->in_flight;
+    if (entry.row >= 0) --entry.sequence->pending;
+  }
+  try {
+    std::span<const Drawn> drawn;
+    if (asynchronous_) {
+      drawn = model_->collect();
+      fault_.act(Fault::Place::forward);
+      timer_.lap(&stats_.model_seconds);
+    }
+    choose(&step, drawn);
+    timer_.lap(&stats_.sample_seconds);
+    commit(step);
+  } catch (const std::exception& error) {
+    fail(step, error.what());
+  }
+  remove_ended();
+  timer_.lap(host_seconds());
+}
+
+// Fills choices_: from what the device drew, and by sampling the other rows on the host.
+void Loop::choose(StepInFlight* step, std::span<const Drawn> drawn) {
+  fault_.act(Fault::Place::sample);
+  MAGA_CHECK(drawn.size() == step->draws.size(), "the device made ", drawn.size(), " draws of ", step->draws.size());
+  used_choices_ = 0;
+  bool any_row = false, any_on_host = false;
+  for (Entry& entry : step->entries) {
+    if (entry.row < 0) continue;
+    const bool on_host = entry.first_draw < 0;
+    any_row = true;
+    any_on_host |= on_host;
+    entry.first_choice = static_cast<int32_t>(used_choices_);
+    entry.choices = on_host ? entry.sequence->slots() : entry.draws;
+    for (int32_t i = 0; i < entry.choices; ++i) {
+      if (used_choices_ == choices_.size()) choices_.emplace_back();
+      Choice& choice = choices_[used_choices_++];
+      choice.row = entry.row;
+      choice.sequence = on_host ? entry.sequence : nullptr;
+      if (on_host) {
+        choice.output = entry.sequence->output_at(i);
+      } else {
+        const Drawn& made = drawn[entry.first_draw + i];
+        choice.output = static_cast<int32_t>(step->draws[entry.first_draw + i].stream);
+        choice.result.status = made.finite ? Sampled::Status::ok : Sampled::Status::non_finite;
+        choice.result.token = made.token;
+      }
+    }
+  }
+  const bool poison_first = any_row && fault_.fires(Fault::Kind::nan, Fault::Place::forward);
+  if (any_on_host) sample_on_host();
+  if (poison_first)
+    for (size_t i = 0; i < used_choices_; ++i)
+      if (choices_[i].row == 0) choices_[i].result.status = Sampled::Status::non_finite;
+}
+
+void Loop::sample_on_host() {
+  const auto logits = model_->logits();
+  const int64_t vocab = model_->program().vocab;
+  std::atomic<bool> failed{false};
+  backend_->threads().parallel_for(static_cast<int64_t>(used_choices_), 1, [&](int64_t begin, int64_t end, int thread) {
+    try {
+      for (int64_t i = begin; i < end; ++i) {
+        Choice& choice = choices_[i];
+        if (!choice.sequence) continue;
+        const Sequence& sequence = *choice.sequence;
+        maga::sample({.logits = logits.subspan(choice.row * vocab, vocab),
+                      .params = &sequence.request->request.params,
+                      .counts = &sequence.counts,
+                      .tokens = sequence.tokens,
+                      .output_tokens = sequence.output_tokens(),
+                      .seed = sequence.request->seed,
+                      .stream = static_cast<uint64_t>(choice.output)},
+                     &scratch_[thread], &choice.result);
+      }
+    } catch (const std::exception&) {  // a thread of the pool must not throw
+      failed = true;
+    }
+  });
+  MAGA_CHECK(!failed, "choosing the tokens failed");
+}
+
+void Loop::commit(const StepInFlight& step) {
+  for (const Entry& entry : step.entries) {
+    Sequence* sequence = entry.sequence;
+    if (sequence->ended) continue;  // since the step was launched: its result is dropped
+    ++sequence->steps;
+    if (entry.row >= 0 && choice_of(entry, sequence->index)->result.status == Sampled::Status::non_finite) {
+      cache_.forget(sequence->pages);
+      news.end(sequence, FinishReason::error, "non-finite logits");
+      continue;
+    }
+    const int64_t cacheable = std::min(entry.end, sequence->request->cacheable_tokens);
+    cache_.insert(sequence->request->salt, std::span(sequence->tokens).first(cacheable), sequence->pages, &sequence->cached);
+    if (entry.row < 0) continue;
+    if (!sequence->siblings.empty()) fork(sequence, entry);
+    append(sequence, choice_of(entry, sequence->index));
+  }
+}
+
+// Outputs may have been cancelled since the step was launched, so they are looked up.
+Loop::Choice* Loop::choice_of(const Entry& entry, int32_t output) {
+  Choice* first = &choices_[entry.first_choice];
+  Choice* found = std::find_if(first, first + entry.choices, [&](const Choice& choice) { return choice.output == output; });
+  MAGA_CHECK(found != first + entry.choices, "nothing was chosen for output ", output);
+  return found;
+}
+
+// The prompt is computed: every other output gets a sequence of its own that shares all pages, the partial one too.
+void Loop::fork(Sequence* sequence, const Entry& entry) {
+  std::vector<int32_t> siblings;
+  siblings.swap(sequence->siblings);
+  for (const int32_t index : siblings) {
+    auto copy = std::make_unique<Sequence>(*sequence);
+    copy->index = index;
+    for (const int32_t page : copy->pages) cache_.hold(page);
+    append(copy.get(), choice_of(entry, index));
+    insert(&running_, std::move(copy));
+  }
+}
+
+void Loop::append(Sequence* sequence, Choice* choice) {
+  AcceptedRequest& request = *sequence->request;
+  const SamplingParams& params = request.request.params;
+  if (choice->result.status == Sampled::Status::no_token)
+    return news.end(sequence, FinishReason::error,
+                    "no token can be chosen: penalties, logit_bias, bad_words and min_new_tokens leave none");
+
+  const int32_t token = choice->result.token;
+  sequence->tokens.push_back(token);
+  if (has_penalty(params)) sequence->counts.add_output(token);
+  if (sequence->output_tokens() == 1) sequence->first_token_seconds = seconds_between(request.submitted, Clock::now());
+  ++stats_.output_tokens;
+
+  const StopMatch match = sequence->stop.append(sequence->output());
+  FinishReason finish = FinishReason::none;
+  if (match)
+    finish = FinishReason::stop;
+  else if (sequence->output_tokens() >= params.max_new_tokens || sequence->known() >= max_sequence_length_)
+    finish = FinishReason::length;
+
+  if (params.logprobs >= 0) sequence->cumulative_logprob += choice->result.logprobs.logprob;
+  Event& event = news.report(*sequence, sequence->index);
+  event.tokens.push_back(token);
+  if (params.logprobs >= 0) event.logprobs.push_back(std::move(choice->result.logprobs));
+  event.finish = finish;
+  event.stop_token = match.stop_token;
+  event.stop_word = match.stop_word;
+  event.stop_string = match.stop_string;
+  if (finish == FinishReason::none) return;
+  sequence->ended = true;
+  news.count_end(&request, finish);
+}
+
+// The step threw. What it computed is unknown, so its sequences end; should it have thrown before any was chosen, all of them do,
+// since otherwise the next step would throw again.
+void Loop::fail(const StepInFlight& step, const std::string& error) {
+  const std::string text = concat("the step failed: ", error);
+  for (const Entry& entry : step.entries) news.end(entry.sequence, FinishReason::error, text);
+  if (step.entries.empty())
+    for (Queue* queue : {&running_, &waiting_})
+      for (const auto& sequence : *queue) news.end(sequence.get(), FinishReason::error, text);
+}
+
+}  // namespace maga

@@ -1,0 +1,35 @@
+// A step from its plan to its commit: which sequences take part, and what they draw on the device.
+#pragma once
+
+#include <vector>
+
+#include "backends/draw.h"
+#include "engine/sequence.h"
+
+namespace maga {
+
+struct StepInFlight {
+  struct Entry {
+    Sequence* sequence = nullptr;  // lives at least until the step is committed, even if it ends before
+    int64_t tokens = 0;            // that it brings
+    int64_t end = 0;               // its K/V entries after this step
+    int32_t row = -1;              // of the logits
+    int32_t first_draw = -1;       // of the device, which draws once for each output of the sequence; -1: the host chooses
+    int32_t draws = 0;
+    int32_t first_choice = 0;  // of Loop::choices_, what was chosen on device or host
+    int32_t choices = 0;
+  };
+
+  std::vector<Entry> entries;
+  std::vector<Draw> draws;
+  // To be committed before the next step is planned: tokens are chosen on the host, or outputs fork.
+  bool alone = false;
+
+  void clear() {
+    entries.clear();
+    draws.clear();
+    alone = false;
+  }
+};
+
+}  // namespace maga

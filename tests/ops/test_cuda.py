@@ -1,0 +1,123 @@
+"""Every op, and whole programs, on a GPU in each type that it computes in, against the reference backend (double precision) on
+inputs and weights rounded to that type."""
+
+import functools
+
+import numpy as np
+import pytest
+from cards import COMPUTE, card, needs_card
+
+from .cases import CASES, LARGE_CASES, RopeForm, build
+from .harness import distance, expected_rounded, load, reference, rounded_case, run
+from .test_ops import NAN_CASES
+from .test_transformer import Model, assert_close, at_once, in_chunks, one_by_one
+from .transformer import SHAPES, Shape, transformer
+from .weights import Form
+
+pytestmark = needs_card
+
+# Half a unit in the last place is 2e-3 of an element in bf16 and 2.4e-4 in fp16; an op may round once inside. fp32: sums of up to
+# some thousand terms, and fast exponentials.
+TOLERANCE = {"fp32": 1e-4, "bf16": 1.5e-2, "fp16": 2e-3}
+# The softmax turns rounded queries and keys into weights, and those are rounded before they meet the values.
+ATTENTION_TOLERANCE = {"fp32": 1e-4, "bf16": 4e-2, "fp16": 5e-3}
+# Of a whole program, as root mean square.
+PROGRAM_TOLERANCE = {"fp32": 1e-4, "bf16": 5e-2, "fp16": 6e-3}
+
+_PAGES = [name for name in CASES if not name.startswith("attention") or build(name).page_tokens in (16, 32, 64)]
+
+
+@pytest.mark.parametrize("name", [*_PAGES, *LARGE_CASES])
+@pytest.mark.parametrize("compute", COMPUTE)
+def test_op(compute: str, name: str) -> None:
+    case = rounded_case(name, compute)
+    tolerance = ATTENTION_TOLERANCE if any(op["op"] == "attention" for op in case.program.ops) else TOLERANCE
+    got = run(load(card(compute), case), case)
+    assert distance(got, expected_rounded(name, compute)) < tolerance[compute]
+
+
+@pytest.mark.parametrize("name", ["linear-bf16-1024x4096-x13", "attention-128-8over2-long-fp32-pages16", "norm-rms-576-by576-x4"])
+@pytest.mark.parametrize("compute", COMPUTE)
+def test_twice_is_the_same(compute: str, name: str) -> None:
+    """Bit for bit: no result hangs on the order in which blocks finish."""
+    case = rounded_case(name, compute)
+    executable = load(card(compute), case)
+    first, second = run(executable, case), run(executable, case)
+    for once, again in zip(first, second, strict=True):
+        for value, data in once.items():
+            np.testing.assert_array_equal(again[value], data)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("name", NAN_CASES)
+@pytest.mark.parametrize("compute", COMPUTE)
+def test_bad_number_stays_visible_and_in_its_sequence(compute: str, name: str, bad: float) -> None:
+    """An element that is not finite spoils its own token (in attention also later ones of its sequence), and nothing else."""
+    case = rounded_case(name, compute)
+    good = run(load(card(compute), case), case)[-1]
+    last = case.runs[-1]
+    token = 1 if len(last.step["kv_length"]) == 1 else last.step["sequence_start"][4]  # of a sequence of one token
+    last.inputs[min(last.inputs)][token, 3] = bad
+    got = run(load(card(compute), case), case)[-1]
+    attends = any(op["op"] == "attention" for op in case.program.ops)
+    others = [t for t in range(last.tokens) if t < token or (t > token and (not attends or len(last.step["kv_length"]) > 1))]
+    if not (name.startswith(("activation", "add")) and bad != np.nan):  # those may turn an infinity into a number
+        assert not np.isfinite(got[max(got)][token]).all()
+    for result, want in zip(got.values(), good.values(), strict=True):
+        np.testing.assert_array_equal(result[others], want[others])
+
+
+# Wide enough for the kernels of few tokens and the partial sums that they leave to the next kernel.
+WIDE = [
+    Shape("llama-wide", Form("bf16"), hidden=1024, heads=16, kv_heads=4, head_dim=64, mlp=2816, rope=RopeForm(64)),
+    Shape("qwen2-wide", Form("fp16"), hidden=1024, heads=8, kv_heads=1, head_dim=128, mlp=1536, bias=True, rope=RopeForm(128)),
+    Shape(
+        "qwen3-wide", Form("affine", 4, 32, True), hidden=2048, heads=16, kv_heads=8, head_dim=128, mlp=1024, head_norms=True,
+        rope=RopeForm(128),
+    ),
+]  # fmt: skip
+
+
+@functools.cache
+def expected(shape: Shape, compute: str) -> dict[int, np.ndarray]:
+    program, weights = transformer(shape)
+    return Model(reference(), program, [data.rounded(compute) for data in weights]).logits(one_by_one())
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, *WIDE], ids=str)
+@pytest.mark.parametrize("compute", COMPUTE)
+def test_program_is_reference_whatever_the_schedule(compute: str, shape: Shape) -> None:
+    model = Model(card(compute), *transformer(shape), kv_dtype=compute)
+    for schedule in (at_once(), one_by_one(), in_chunks(1), in_chunks(5), in_chunks(16)):
+        assert_close(model.logits(schedule), expected(shape, compute), PROGRAM_TOLERANCE[compute])
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, *WIDE], ids=str)
+@pytest.mark.parametrize("compute", COMPUTE)
+def test_program_without_fusion_is_reference(compute: str, shape: Shape) -> None:
+    model = Model(card(compute), *transformer(shape, every_value=True), kv_dtype=compute)
+    names = [op["op"] for op in model.executable.program.ops]
+    assert "add" in names and "activation" in names and "gated_linear" not in names
+    for schedule in (at_once(), in_chunks(1)):
+        assert_close(model.logits(schedule), expected(shape, compute), PROGRAM_TOLERANCE[compute])
+
+
+@pytest.mark.parametrize("compute", COMPUTE)
+def test_copied_page_continues_alike(compute: str) -> None:
+    """A fork: the last page is copied, the sequence goes on over the copy, and its original is spoilt."""
+    model = Model(card(compute), *transformer(SHAPES[0]), kv_dtype=compute)
+    model.logits([[(0, 0, 44)]])
+    want = model.logits([[(0, 44, 45)]])[0][44]
+    table = model.tables.tables[0]
+    unused = next(page for page in range(model.tables.pages) if all(page not in t for t in model.tables.tables))
+    model.logits([[(0, 0, 44)]])
+    model.executable.copy_page(table[-1], unused)
+    model.executable.run(**model.tables.step([(0, 32, 40)], [[7] * 45]))
+    table[-1] = unused
+    np.testing.assert_array_equal(model.logits([[(0, 44, 45)]])[0][44], want)
+
+
+def test_pages_of_an_odd_size_are_refused() -> None:
+    program, weights = transformer(SHAPES[0])
+    with pytest.raises(ValueError, match="48"):
+        Model(card("fp32"), program, weights, page_tokens=48)
