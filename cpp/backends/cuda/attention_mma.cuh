@@ -137,13 +137,6 @@ struct MmaRows {
       for (int j = 0; j < 4; ++j) out[i][j] = 0;
   }
 
-  __device__ bool sees(const MmaArgs& args, const WorkSequence& s, int r, int key) const {
-    if (args.shape.window > 0 && key < limit[r] - args.shape.window) return false;
-    const int before = s.kv_length - s.tokens;
-    if (args.tree_mask == nullptr || s.tokens > kTreeTokens || key < before) return key < limit[r];
-    return key < s.kv_length && (args.tree_mask[s.first_token + limit[r] - 1 - before] >> (key - before) & 1) != 0;
-  }
-
   // One slice of keys and values at `stage`, the first key being `first_key`.
   __device__ void step(const MmaArgs& args, const MmaCursor<S>& at, uint32_t stage, int first_key) {
     const int lane = threadIdx.x % 32;
@@ -184,11 +177,25 @@ struct MmaRows {
       }
     }
     if (first_key + S::kSlice > at.keys.first_limit || (args.shape.window > 0 && first_key < at.keys.high - args.shape.window)) {
+      const bool tree = args.tree_mask != nullptr && at.sequence.tokens <= kTreeTokens;
 #pragma unroll
-      for (int j = 0; j < S::kSlice / 8; ++j)
+      for (int r = 0; r < 2; ++r) {
+        const int low = args.shape.window > 0 ? limit[r] - args.shape.window : 0, high = tree ? at.sequence.kv_length : limit[r];
 #pragma unroll
-        for (int c = 0; c < 4; ++c)
-          if (!sees(args, at.sequence, c / 2, key + j * 8 + c % 2)) score[j][c] = -INFINITY;
+        for (int j = 0; j < S::kSlice / 8; ++j)
+#pragma unroll
+          for (int c = 0; c < 2; ++c)
+            if (key + j * 8 + c < low || key + j * 8 + c >= high) score[j][2 * r + c] = -INFINITY;
+        if (tree) {
+          const int before = at.sequence.kv_length - at.sequence.tokens;
+          const uint64_t mask = args.tree_mask[at.sequence.first_token + limit[r] - 1 - before];
+#pragma unroll
+          for (int j = 0; j < S::kSlice / 8; ++j)
+#pragma unroll
+            for (int c = 0; c < 2; ++c)
+              if (const int i = key + j * 8 + c - before; i >= 0 && (mask >> i & 1) == 0) score[j][2 * r + c] = -INFINITY;
+        }
+      }
     }
 
     float shrink[2];
@@ -255,40 +262,39 @@ struct MmaTile {
   }
   // A CTA has at most one tile that came from the CTA before and one that goes on in the next.
   __device__ int slot_of(int i) const { return i == 0 ? 2 * owner + 1 : 2 * (owner + i); }
-  __device__ T* row_of(int row, int& head) const {
-    const int packed = at.place.tile * S::kRows + row;
-    head = at.place.head * args.shape.group + packed % args.shape.group;
-    return static_cast<T*>(args.out) + (at.sequence.first_token + packed / args.shape.group) * args.out_stride + head * S::kHeadDim;
-  }
-  __device__ float scale_of(int head, float maximum, float& sum) const {
-    float factor = 1;
+  // Where a row goes, and what its values are multiplied with.
+  struct Row {
+    float* partial = nullptr;
+    T* out = nullptr;
+    float scale = 1;
+  };
+  // `sums`: maximum and sum of the row, over all its keys.
+  __device__ Row final_row(int row, float2 sums) const {
+    const int packed = at.place.tile * S::kRows + row, token = packed / args.shape.group;
+    const int head = at.place.head * args.shape.group + packed - token * args.shape.group;
+    Row to{.out = static_cast<T*>(args.out) + (at.sequence.first_token + token) * args.out_stride + head * S::kHeadDim};
     if (args.sinks != nullptr) {
-      const float sink = Tensor<T>::to_float(static_cast<const T*>(args.sinks)[head]) * kLog2e, most = fmaxf(maximum, sink);
-      factor = exp2_fast(maximum - most);
-      sum = sum * factor + exp2_fast(sink - most);
+      const float sink = Tensor<T>::to_float(static_cast<const T*>(args.sinks)[head]) * kLog2e, most = fmaxf(sums.x, sink);
+      to.scale = exp2_fast(sums.x - most);
+      sums.y = sums.y * to.scale + exp2_fast(sink - most);
     }
-    return sum > 0 ? factor / sum : 0;
+    to.scale = sums.y > 0 ? to.scale / sums.y : 0;
+    return to;
   }
-  // `first` columns of a row and the next `kCount`; `sums` is maximum and sum of the row.
-  template <int kCount>
-  __device__ void store(int row, int column, const float (&value)[kCount], float2 sums) const {
-    if (row >= rows) return;
-    if (ctas > 1) {
-      float* to = args.partial_out + (static_cast<int64_t>(partial) * S::kRows + row) * S::kHeadDim + column;
-#pragma unroll
-      for (int i = 0; i < kCount; i += 2) __stcg(reinterpret_cast<float2*>(to + i), make_float2(value[i], value[i + 1]));
-    } else {
-      store_final(row, column, value, sums);
-    }
+  __device__ Row row_of(int row, float2 sums) const {
+    if (row >= rows) return {};
+    if (ctas == 1) return final_row(row, sums);
+    return {.partial = args.partial_out + (static_cast<int64_t>(partial) * S::kRows + row) * S::kHeadDim};
   }
   template <int kCount>
-  __device__ void store_final(int row, int column, const float (&value)[kCount], float2 sums) const {
-    int head;
-    T* to = row_of(row, head) + column;
-    const float scale = scale_of(head, sums.x, sums.y);
+  static __device__ void store(const Row& row, int column, const float (&value)[kCount]) {
 #pragma unroll
-    for (int i = 0; i < kCount; i += 2)
-      *reinterpret_cast<uint32_t*>(to + i) = Tensor<T>::pack(value[i] * scale, value[i + 1] * scale);
+    for (int i = 0; i < kCount; i += 2) {
+      if (row.partial != nullptr)
+        __stcg(reinterpret_cast<float2*>(row.partial + column + i), make_float2(value[i], value[i + 1]));
+      else if (row.out != nullptr)
+        *reinterpret_cast<uint32_t*>(row.out + column + i) = Tensor<T>::pack(value[i] * row.scale, value[i + 1] * row.scale);
+    }
   }
   __device__ void store_sums(int row, float2 sums) const {
     if (row < rows && ctas > 1) __stcg(args.partial_sums + static_cast<int64_t>(partial) * S::kRows + row, sums);
@@ -304,9 +310,19 @@ struct MmaTile {
     if (!last) return;
     __threadfence();
     if (threadIdx.x == 0) args.arrived[owner] = 0;
+    if (ctas == 2)
+      add_up<2>();
+    else
+      add_up<8>();
+  }
+
+ private:
+  // kAtOnce parts of a result are read together.
+  template <int kAtOnce>
+  __device__ void add_up() const {
+#pragma unroll(8 / kAtOnce)
     for (int i = threadIdx.x; i < rows * S::kHeadDim / 4; i += S::kThreads) {
       const int row = i / (S::kHeadDim / 4), column = i % (S::kHeadDim / 4) * 4;
-      constexpr int kAtOnce = 8;
       float maximum = -INFINITY, sum = 0, value[4] = {};
       for (int first = 0; first < ctas; first += kAtOnce) {
         float2 sums[kAtOnce];
@@ -320,20 +336,20 @@ struct MmaTile {
           if (first + j >= ctas) sums[j] = {-INFINITY, 0};
           most = fmaxf(most, sums[j].x);
         }
-        if (most == -INFINITY) continue;  // no key seen
-        auto add = [&](float factor, const float (&v)[4], float s) {
-#pragma unroll
-          for (int c = 0; c < 4; ++c) value[c] += v[c] * factor;
-          sum += s * factor;
-        };
-        const float shrink = exp2_fast(maximum - most);
+        const float base = most == -INFINITY ? 0 : most;  // no key seen
+        const float shrink = exp2_fast(maximum - base);
 #pragma unroll
         for (int c = 0; c < 4; ++c) value[c] *= shrink;
         sum *= shrink, maximum = most;
 #pragma unroll
-        for (int j = 0; j < kAtOnce; ++j) add(exp2_fast(sums[j].x - most), {part[j].x, part[j].y, part[j].z, part[j].w}, sums[j].y);
+        for (int j = 0; j < kAtOnce; ++j) {
+          const float factor = exp2_fast(sums[j].x - base);
+          value[0] += part[j].x * factor, value[1] += part[j].y * factor;
+          value[2] += part[j].z * factor, value[3] += part[j].w * factor;
+          sum += sums[j].y * factor;
+        }
       }
-      store_final(row, column, value, {maximum, sum});
+      store(final_row(row, {maximum, sum}), column, value);
     }
   }
 };
@@ -352,9 +368,9 @@ __device__ void finish_tile(MmaRows<S>& rows, const MmaTile<S>& tile, int row_wa
       const int row = row_warp * 16 + lane / 4 + r * 8;
       const float2 sums = {rows.maximum[r], rows.sum[r]};
       if (lane % 4 == 0) tile.store_sums(row, sums);
+      const auto to = tile.row_of(row, sums);
 #pragma unroll
-      for (int i = 0; i < S::kHeadDim / 8; ++i)
-        tile.store(row, i * 8 + lane % 4 * 2, {rows.out[i][2 * r], rows.out[i][2 * r + 1]}, sums);
+      for (int i = 0; i < S::kHeadDim / 8; ++i) tile.store(to, i * 8 + lane % 4 * 2, {rows.out[i][2 * r], rows.out[i][2 * r + 1]});
     }
   } else {
     float* total = reinterpret_cast<float*>(scratch);                         // (16, kScratchPitch)
@@ -377,25 +393,35 @@ __device__ void finish_tile(MmaRows<S>& rows, const MmaTile<S>& tile, int row_wa
       if (key_warp == 0 && lane % 4 == 0) sums[S::kKeyWarps * 16 + row] = all;
     }
     rows.rescale(factor);
+    // With few rows there is room for several sums of the warps' results, which take turns otherwise.
+    static_assert(S::kKeyWarps == 4);
+    const int area_rows = tile.rows <= 4 ? 4 : tile.rows <= 8 ? 8 : 16, areas = 16 / area_rows;
+    for (int turn = 0; turn * areas < S::kKeyWarps; ++turn) {
+      if (key_warp / areas == turn) {
 #pragma unroll
-    for (int w = 0; w < S::kKeyWarps; ++w) {
-      if (key_warp == w) {
+        for (int r = 0; r < 2; ++r) {
+          const int row = lane / 4 + r * 8;
+          if (row >= area_rows) continue;
+          float* to = total + (key_warp % areas * area_rows + row) * S::kScratchPitch + lane % 4 * 2;
 #pragma unroll
-        for (int i = 0; i < S::kHeadDim / 8; ++i)
-#pragma unroll
-          for (int r = 0; r < 2; ++r) {
-            float2* to = reinterpret_cast<float2*>(total + (lane / 4 + r * 8) * S::kScratchPitch + i * 8 + lane % 4 * 2);
-            const float2 old = w == 0 ? make_float2(0, 0) : *to;
-            *to = {old.x + rows.out[i][2 * r], old.y + rows.out[i][2 * r + 1]};
+          for (int i = 0; i < S::kHeadDim / 8; ++i) {
+            float2& sum = *reinterpret_cast<float2*>(to + i * 8);
+            const float2 old = turn == 0 ? make_float2(0, 0) : sum;
+            sum = {old.x + rows.out[i][2 * r], old.y + rows.out[i][2 * r + 1]};
           }
+        }
       }
       __syncthreads();
     }
     if (threadIdx.x < 16) tile.store_sums(threadIdx.x, sums[S::kKeyWarps * 16 + threadIdx.x]);
     for (int i = threadIdx.x; i < tile.rows * S::kHeadDim / 4; i += S::kThreads) {
       const int row = i / (S::kHeadDim / 4), column = i % (S::kHeadDim / 4) * 4;
-      const float4 x = *reinterpret_cast<const float4*>(total + row * S::kScratchPitch + column);
-      tile.store(row, column, {x.x, x.y, x.z, x.w}, sums[S::kKeyWarps * 16 + row]);
+      float4 x = {0, 0, 0, 0};
+      for (int area = 0; area < areas; ++area) {
+        const float4 y = *reinterpret_cast<const float4*>(total + (area * area_rows + row) * S::kScratchPitch + column);
+        x = {x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w};
+      }
+      tile.store(tile.row_of(row, sums[S::kKeyWarps * 16 + row]), column, {x.x, x.y, x.z, x.w});
     }
   }
   if (tile.ctas > 1) tile.merge();
@@ -409,12 +435,12 @@ __global__ void __launch_bounds__(S::kThreads, S::kCtas) attention_mma_kernel(co
   extern __shared__ __align__(16) unsigned char shared[];
   allow_next();
   wait_for_previous();
+  const WorkStart start = args.work.starts[blockIdx.x];
   if (args.zero_to > 0) {
     for (int row = *args.token_count + blockIdx.x; row < args.zero_to; row += gridDim.x)
       for (int i = threadIdx.x; i < args.shape.group * args.shape.kv_heads * S::kHeadDim / 2; i += S::kThreads)
         reinterpret_cast<uint32_t*>(static_cast<T*>(args.out) + row * args.out_stride)[i] = 0;
   }
-  const WorkStart start = args.work.starts[blockIdx.x];
   if (start.blocks == 0) return;
   const int begin = blockIdx.x * start.share, end = begin + start.blocks;
 
