@@ -49,10 +49,9 @@ __global__ void __launch_bounds__(S::kThreads, S::kCtas) attention_mma_kernel(co
     }
     copy_commit();  // of nothing at the end, so that the count of groups tells the stage
   };
-  for (int i = 0; i < args.stages - 1; ++i) load_next();
-
   MmaRows<S> rows;
   rows.start(args, at, row_warp);
+  for (int i = 0; i < args.stages - 1; ++i) load_next();
   int stage = 0;
   for (int position = begin;; ++position) {
     if (args.stages == 2)
@@ -67,8 +66,17 @@ __global__ void __launch_bounds__(S::kThreads, S::kCtas) attention_mma_kernel(co
     if (++stage == args.stages) stage = 0;
     const bool done = position + 1 == end;
     if (done || at.place.block + 1 == at.end_block) {
-      finish_tile(rows, MmaTile<S>(args, at, position, start.share), row_warp, key_warp, scratch);
-      if (done) return;
+      const MmaTile<S> tile(args, at, position, start.share);
+      finish_tile(rows, tile, row_warp, key_warp, scratch);
+      if (done) {
+        // Waiting for other CTAs' stores and counters is left to the end, where no copies wait behind it.
+        MmaCursor<S> first;
+        first.start(args, args.work.starts[blockIdx.x]);
+        const MmaTile<S> first_tile(args, first, begin, start.share);
+        if (first_tile.ctas > 1 && begin + first.end_block - first.place.block < end) first_tile.merge();
+        if (tile.ctas > 1) tile.merge();
+        return;
+      }
       at.advance(args);
       rows.start(args, at, row_warp);
     } else {

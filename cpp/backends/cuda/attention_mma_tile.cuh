@@ -66,17 +66,19 @@ struct MmaTile {
   // The last CTA to arrive adds up what all of them have left, in the order of their keys.
   __device__ void merge() const {
     __shared__ bool last;
-    __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0) last = atomicAdd(args.arrived + owner, 1) == ctas - 1;
+    if (threadIdx.x == 0) {
+      __threadfence();
+      last = atomicAdd(args.arrived + owner, 1) == ctas - 1;
+      if (last) args.arrived[owner] = 0;
+      __threadfence();
+    }
     __syncthreads();
     if (!last) return;
-    __threadfence();
-    if (threadIdx.x == 0) args.arrived[owner] = 0;
     if (ctas == 2)
       add_up<2>();
     else
-      add_up<8>();
+      add_up<S::kHeadDim <= 192 ? 8 : 4>();
   }
 
  private:
@@ -187,7 +189,6 @@ __device__ void finish_tile(MmaRows<S>& rows, const MmaTile<S>& tile, int row_wa
       tile.store(tile.row_of(row, sums[S::kKeyWarps * 16 + row]), column, {x.x, x.y, x.z, x.w});
     }
   }
-  if (tile.ctas > 1) tile.merge();
   __syncthreads();
 }
 
