@@ -69,9 +69,9 @@ AFFINE: dict[str, dict[str, Any]] = {  # what differs from a matrix of 4 bits in
 }
 
 
-def pack_affine(backend: _core.Backend, **changes: Any) -> _core.Weight:
-    form = {"codes": CODES, "bits": 4, "group": 32, "scale": SCALE, "offset": None, "zero": 8, **changes}
-    return backend.pack_affine("some.weight", form.pop("shape", list(form["codes"].shape)), form.pop("codes"), **form)
+def pack_affine(backend: _core.Backend, *, shape: list[int] | None = None, codes: Any = CODES, **changes: Any) -> _core.Weight:
+    form = {"bits": 4, "group": 32, "scale": SCALE, "offset": None, "zero": 8, **changes}
+    return backend.pack_affine("some.weight", shape or list(codes.shape), codes, **form)
 
 
 @pytest.fixture(params=BACKENDS)
