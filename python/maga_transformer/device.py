@@ -50,6 +50,6 @@ def cuda_backend(device: Device, compute: str, memory_utilization: float = 0.9) 
 
 
 def library_folders() -> list[str]:
-    """Where NVIDIA's Python packages keep cuBLASLt and NCCL: nvidia/cublas/lib, nvidia/cu13/lib, ... in every folder of sys.path."""
+    """Where NVIDIA's Python packages keep cuBLASLt and NCCL: nvidia/cublas/lib, nvidia/cu13/lib, ... beside other packages."""
     folders = [place for entry in sys.path for place in sorted(Path(entry or ".").glob("nvidia/*/lib")) if place.is_dir()]
     return [str(place.resolve()) for place in folders]
