@@ -45,7 +45,7 @@ struct SequenceSize {
   int tokens = 0, kv_length = 0;
 };
 
-struct StepShape {
+struct StepSizes {
   std::vector<SequenceSize> sequences;
   int padding_tokens = 0, padding_sequences = 0;
   int page_tokens = 16;
@@ -54,7 +54,7 @@ struct StepShape {
 // The step on host and device. Page ids are a random choice of the pool's pages.
 class MadeStep {
  public:
-  MadeStep(const StepShape& shape, int64_t pool_pages, bool tree, std::mt19937& random);
+  MadeStep(const StepSizes& shape, int64_t pool_pages, bool tree, std::mt19937& random);
   int64_t pages_used() const { return static_cast<int64_t>(pages.size()); }
 
   std::vector<int32_t> ids, positions, sequence_start, kv_length, page_start, pages, token_sequence;

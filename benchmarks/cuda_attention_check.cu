@@ -1,6 +1,7 @@
 // Random steps over every head size, group, type and feature, against the definition in double precision.
 #include <cstdio>
 
+#include "backends/cuda/stream.h"
 #include "cuda_attention.h"
 
 namespace maga::cuda {
@@ -17,7 +18,7 @@ struct Case {
   AttentionShape shape;
   DType type = DType::bf16, kv_type = DType::bf16;
   Features features;
-  StepShape step;
+  StepSizes step;
   const char* step_name = "";
   bool captured = false;  // in a graph, made when the step was empty
 };
@@ -32,25 +33,6 @@ double value_of(DType type, const std::vector<uint8_t>& bytes, size_t i) {
   const uint16_t bits = reinterpret_cast<const uint16_t*>(bytes.data())[i];
   return type == DType::f16 ? f16_to_float(bits) : bf16_to_float(bits);
 }
-
-class Graph {
- public:
-  template <typename Work>
-  Graph(cudaStream_t stream, const Work& work) : stream_(stream) {
-    cudaGraph_t graph = nullptr;
-    MAGA_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    work();
-    MAGA_CUDA(cudaStreamEndCapture(stream, &graph));
-    MAGA_CUDA(cudaGraphInstantiate(&graph_, graph, 0));
-    MAGA_CUDA(cudaGraphDestroy(graph));
-  }
-  ~Graph() { cudaGraphExecDestroy(graph_); }
-  void run() { MAGA_CUDA(cudaGraphLaunch(graph_, stream_)); }
-
- private:
-  cudaStream_t stream_;
-  cudaGraphExec_t graph_ = nullptr;
-};
 
 Outcome run(const Case& c, const Queue& queue, uint32_t seed) {
   std::mt19937 random(seed);
@@ -99,7 +81,7 @@ Outcome run(const Case& c, const Queue& queue, uint32_t seed) {
   std::vector<uint8_t> first, got;
   MAGA_CUDA(cudaDeviceSynchronize());
   if (c.captured) {
-    StepShape empty{.padding_tokens = tokens, .padding_sequences = made.device.sequences, .page_tokens = c.step.page_tokens};
+    StepSizes empty{.padding_tokens = tokens, .padding_sequences = made.device.sequences, .page_tokens = c.step.page_tokens};
     const MadeStep at_capture(empty, 1, false, random);
     // The graph reads these arrays, whatever they hold when it runs.
     const auto copy = [&](const int32_t* to, const int32_t* from, size_t count) {
@@ -112,6 +94,7 @@ Outcome run(const Case& c, const Queue& queue, uint32_t seed) {
       copy(step.sequence_start, from.sequence_start, step.sequences + 1);
       copy(step.kv_length, from.kv_length, step.sequences);
       copy(step.page_start, from.page_start, step.sequences + 1);
+      MAGA_CUDA(cudaDeviceSynchronize());
     };
     set(at_capture.device);
     Graph graph(queue.stream, [&] {
@@ -119,13 +102,13 @@ Outcome run(const Case& c, const Queue& queue, uint32_t seed) {
       plan.run(queue, step, args);
       plan.run(queue, step, args);
     });
-    graph.run();
+    graph.launch(queue.stream);
     MAGA_CUDA(cudaStreamSynchronize(queue.stream));
     set(made.device);
     for (auto* to : {&first, &got}) {
       out.fill(0xff);
       MAGA_CUDA(cudaDeviceSynchronize());
-      graph.run();
+      graph.launch(queue.stream);
       MAGA_CUDA(cudaStreamSynchronize(queue.stream));
       *to = out.download();
     }
@@ -169,8 +152,8 @@ Outcome run(const Case& c, const Queue& queue, uint32_t seed) {
 }
 
 // Steps of each kind. `few`: short lengths, for the memory checker.
-std::vector<std::pair<const char*, StepShape>> steps(bool few) {
-  std::vector<std::pair<const char*, StepShape>> list = {
+std::vector<std::pair<const char*, StepSizes>> steps(bool few) {
+  std::vector<std::pair<const char*, StepSizes>> list = {
       {"decode", {.sequences = {{1, 1}, {1, 16}, {1, 17}, {1, 700}, {1, 130}}, .padding_tokens = 3, .padding_sequences = 3}},
       {"mixed", {.sequences = {{1, 65}, {1, 40}, {5, 300}, {33, 33}, {70, 161}}, .page_tokens = 32}},
   };
@@ -184,12 +167,11 @@ std::vector<std::pair<const char*, StepShape>> steps(bool few) {
 }  // namespace
 
 int check_attention(bool few) {
-  cudaStream_t stream = nullptr;
-  MAGA_CUDA(cudaStreamCreate(&stream));
+  const Stream stream;
   int device = 0, major = 0;
   MAGA_CUDA(cudaGetDevice(&device));
   MAGA_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  const Queue queue{.stream = stream, .overlap = major >= 9};
+  const Queue queue{.stream = stream.get(), .overlap = major >= 9};
   const Features features[] = {{.name = "plain"},
                                {.name = "window", .window = 50},
                                {.name = "soft cap", .soft_cap = 3},
@@ -244,7 +226,6 @@ int check_attention(bool few) {
       check({.shape = {6, 2, head_dim, v_dim}, .type = type, .kv_type = kv_type}, f);
     }
   std::printf("%d cases, %d failed; largest error fp32 %.1e, fp16 %.1e, bf16 %.1e\n", cases, failed, worst[0], worst[1], worst[2]);
-  MAGA_CUDA(cudaStreamDestroy(stream));
   return failed;
 }
 

@@ -116,7 +116,7 @@ void attention_reference(double* out, DType type, DType kv_type, const Attention
   MAGA_CUDA(cudaGetLastError());
 }
 
-MadeStep::MadeStep(const StepShape& shape, int64_t pool_pages, bool tree, std::mt19937& random) {
+MadeStep::MadeStep(const StepSizes& shape, int64_t pool_pages, bool tree, std::mt19937& random) {
   std::vector<int32_t> pool(pool_pages);
   std::iota(pool.begin(), pool.end(), 0);
   std::shuffle(pool.begin(), pool.end(), random);

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <functional>
 
+#include "backends/cuda/stream.h"
 #include "cuda_attention.h"
 
 namespace maga::cuda {
@@ -26,34 +27,25 @@ struct Times {
 };
 
 double replay(cudaStream_t stream, int count, const std::function<void(int)>& work) {
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t executable = nullptr;
-  MAGA_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  for (int i = 0; i < count; ++i) work(i);
-  MAGA_CUDA(cudaStreamEndCapture(stream, &graph));
-  MAGA_CUDA(cudaGraphInstantiate(&executable, graph, 0));
-  cudaEvent_t begin, end;
-  MAGA_CUDA(cudaEventCreate(&begin));
-  MAGA_CUDA(cudaEventCreate(&end));
+  const Graph graph(stream, [&] {
+    for (int i = 0; i < count; ++i) work(i);
+  });
+  const Event begin(true), end(true);
   std::vector<float> times;
   for (int i = 0; i < 6; ++i) {
-    MAGA_CUDA(cudaEventRecord(begin, stream));
-    MAGA_CUDA(cudaGraphLaunch(executable, stream));
-    MAGA_CUDA(cudaEventRecord(end, stream));
+    MAGA_CUDA(cudaEventRecord(begin.get(), stream));
+    graph.launch(stream);
+    MAGA_CUDA(cudaEventRecord(end.get(), stream));
     MAGA_CUDA(cudaStreamSynchronize(stream));
     float ms = 0;
-    MAGA_CUDA(cudaEventElapsedTime(&ms, begin, end));
+    MAGA_CUDA(cudaEventElapsedTime(&ms, begin.get(), end.get()));
     if (i > 0) times.push_back(ms);  // the first warms up
   }
-  MAGA_CUDA(cudaEventDestroy(begin));
-  MAGA_CUDA(cudaEventDestroy(end));
-  MAGA_CUDA(cudaGraphExecDestroy(executable));
-  MAGA_CUDA(cudaGraphDestroy(graph));
   std::sort(times.begin(), times.end());
   return times[times.size() / 2] * 1e3 / count;
 }
 
-Times time_step(const Model& model, const StepShape& shape, Pool& pool, bool own, bool captured, const Queue& queue) {
+Times time_step(const Model& model, const StepSizes& shape, Pool& pool, bool own, bool captured, const Queue& queue) {
   const int page_tokens = shape.page_tokens;
   const int64_t half = int64_t{model.kv_heads} * page_tokens * model.head_dim, page_stride = 2 * half;
   const int64_t pool_pages = pool.bytes.bytes() / (page_stride * 2);
@@ -62,7 +54,7 @@ Times time_step(const Model& model, const StepShape& shape, Pool& pool, bool own
   const bool decode = shape.sequences[0].tokens == 1;
   const int sets = decode ? static_cast<int>(std::clamp<int64_t>(pool_pages / pages, 1, 16)) : 1;
   std::mt19937 random(3);
-  StepShape all = shape;
+  StepSizes all = shape;
   for (int i = 1; i < sets; ++i) all.sequences.insert(all.sequences.end(), shape.sequences.begin(), shape.sequences.end());
   const MadeStep made(shape, pool_pages, false, random), made_all(all, pool_pages, false, random);
   const int64_t width = int64_t{model.heads} * model.head_dim;
@@ -100,12 +92,11 @@ Times time_step(const Model& model, const StepShape& shape, Pool& pool, bool own
 }  // namespace
 
 void time_attention() {
-  cudaStream_t stream = nullptr;
-  MAGA_CUDA(cudaStreamCreate(&stream));
+  const Stream stream;
   int device = 0, major = 0;
   MAGA_CUDA(cudaGetDevice(&device));
   MAGA_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  const Queue queue{.stream = stream, .overlap = major >= 9};
+  const Queue queue{.stream = stream.get(), .overlap = major >= 9};
   Pool pool(size_t{9} << 30);
 
   const Model llama{"32/8 x 128", 32, 8, 128};
@@ -152,7 +143,6 @@ void time_attention() {
     prefill(llama, ("32 x " + std::to_string(tokens) + " of 1024").c_str(), std::vector(32, SequenceSize{tokens, 1024}));
   prefill({"32/8 x 64", 32, 8, 64}, "8 x 2048", std::vector(8, SequenceSize{2048, 2048}));
   prefill({"16/8 x 256", 16, 8, 256}, "8 x 2048", std::vector(8, SequenceSize{2048, 2048}));
-  MAGA_CUDA(cudaStreamDestroy(stream));
 }
 
 }  // namespace maga::cuda

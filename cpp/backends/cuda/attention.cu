@@ -8,30 +8,16 @@
 #include "backends/cuda/attention_mma.h"
 #include "backends/cuda/attention_plan.h"
 #include "backends/cuda/launch.cuh"
+#include "backends/cuda/memory.h"
 
 namespace maga::cuda {
 namespace {
 
 constexpr int kFewRows = 16;  // packed rows of the small tile
 
-// Device memory that is freed with its owner.
-struct Allocation {
-  void* data = nullptr;
-  explicit Allocation(size_t bytes) {
-    if (bytes == 0) return;
-    MAGA_CUDA(cudaMalloc(&data, bytes));
-    if (const cudaError_t error = cudaMemset(data, 0, bytes); error != cudaSuccess) {
-      cudaFree(data);
-      MAGA_CUDA(error);
-    }
-  }
-  ~Allocation() { cudaFree(data); }
-  Allocation(const Allocation&) = delete;
-};
-
 // Hands out parts of one allocation; with a null base it only counts.
 struct Carver {
-  unsigned char* base = nullptr;
+  std::byte* base = nullptr;
   size_t used = 0;
   template <typename T>
   T* take(size_t count) {
@@ -90,7 +76,7 @@ struct AttentionPlan::State {
   float* partial_out = nullptr;
   float2* partial_sums = nullptr;
   int* arrived = nullptr;
-  std::unique_ptr<Allocation> memory;
+  DeviceMemory memory;
   std::unique_ptr<Fa3Plan> fa3;  // null: not here
 
   // Of the planned step.
@@ -104,6 +90,7 @@ struct AttentionPlan::State {
 };
 
 void AttentionPlan::State::allocate(int64_t sequences) {
+  const size_t most_ctas = std::max(few.ctas, many.ctas);
   const auto layout = [&](Carver carver) {
     carve(carver, few, sequences);
     carve(carver, many, sequences);
@@ -111,11 +98,13 @@ void AttentionPlan::State::allocate(int64_t sequences) {
     const size_t rows = 2 * std::max(few.ctas * few.kernel.rows, many.ctas * many.kernel.rows);
     partial_out = carver.take<float>(rows * shape.head_dim);
     partial_sums = carver.take<float2>(rows);
-    arrived = carver.take<int>(std::max(few.ctas, many.ctas));
+    arrived = carver.take<int>(most_ctas);
     return carver.used;
   };
-  memory = std::make_unique<Allocation>(layout({}));
-  layout({.base = static_cast<unsigned char*>(memory->data)});
+  memory = DeviceMemory(static_cast<int64_t>(layout({})), "the work lists of attention");
+  layout({.base = memory.data()});
+  MAGA_CUDA(cudaMemset(arrived, 0, most_ctas * sizeof(int)));
+  MAGA_CUDA(cudaStreamSynchronize(nullptr));  // the queue's stream may not wait for this one
 }
 
 AttentionPlan::AttentionPlan(const AttentionShape& shape, DType type, DType kv_type, int page_tokens, int64_t tokens,

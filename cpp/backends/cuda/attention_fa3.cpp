@@ -1,7 +1,5 @@
 #include "backends/cuda/attention_fa3.h"
 
-#include <cuda_runtime.h>
-
 #include <algorithm>
 #include <numeric>
 #include <queue>
@@ -23,20 +21,9 @@ Fa3Plan::Fa3Plan(const Fa3Kernel& kernel, const AttentionShape& shape, int64_t t
   work_.resize(sms_);
   most_items_ = tokens * shape.heads;  // a tile has at least one token
   most_items_ = std::min(most_items_, (tokens / kernel.tile + tokens / kFa3Tokens + 1) * shape.heads);
-  const size_t bytes = (kArrays * most_items_ + sms_ + 1) * sizeof(int32_t);
-  MAGA_CUDA(cudaMalloc(&device_, bytes));
-  for (Staging& s : staging_) {
-    MAGA_CUDA(cudaMallocHost(&s.data, bytes));
-    MAGA_CUDA(cudaEventCreateWithFlags(&s.copied, cudaEventDisableTiming));
-  }
-}
-
-Fa3Plan::~Fa3Plan() {
-  for (Staging& s : staging_) {
-    if (s.copied != nullptr) cudaEventDestroy(s.copied);
-    cudaFreeHost(s.data);
-  }
-  cudaFree(device_);
+  const int64_t bytes = (kArrays * most_items_ + sms_ + 1) * static_cast<int64_t>(sizeof(int32_t));
+  memory_ = DeviceMemory(bytes, "the schedule of attention");
+  for (Staging& s : staging_) s.memory = PinnedMemory(bytes, "the schedule of attention");
 }
 
 void Fa3Plan::plan(const Queue& queue, const Step& host, int first_sequence) {
@@ -67,8 +54,8 @@ void Fa3Plan::plan(const Queue& queue, const Step& host, int first_sequence) {
 
   Staging& staging = staging_[turn_];
   turn_ ^= 1;
-  MAGA_CUDA(cudaEventSynchronize(staging.copied));
-  int32_t* start = staging.data;
+  MAGA_CUDA(cudaEventSynchronize(staging.copied.get()));
+  int32_t* start = staging.memory.as<int32_t>();
   int32_t* arrays = start + sms_ + 1;
   int64_t at = 0;
   for (int cta = 0; cta < sms_; ++cta) {
@@ -86,14 +73,15 @@ void Fa3Plan::plan(const Queue& queue, const Step& host, int first_sequence) {
     }
   }
   start[sms_] = static_cast<int32_t>(at);
-  MAGA_CUDA(cudaMemcpyAsync(device_, staging.data, (sms_ + 1 + kArrays * items_) * sizeof(int32_t), cudaMemcpyHostToDevice,
+  MAGA_CUDA(cudaMemcpyAsync(memory_.data(), start, (sms_ + 1 + kArrays * items_) * sizeof(int32_t), cudaMemcpyHostToDevice,
                             queue.stream));
-  MAGA_CUDA(cudaEventRecord(staging.copied, queue.stream));
+  MAGA_CUDA(cudaEventRecord(staging.copied.get(), queue.stream));
 }
 
 void Fa3Plan::run(const Queue& queue, const DeviceStep& step, const AttentionArgs& args) const {
   MAGA_CHECK(args.soft_cap == 0 && args.alibi_slopes == nullptr && args.sinks == nullptr, "FlashAttention-3 has none of these");
-  const int32_t* arrays = device_ + sms_ + 1;
+  const int32_t* start = memory_.as<int32_t>();
+  const int32_t* arrays = start + sms_ + 1;
   MAGA_CUDA(kernel_.run({.q = args.q,
                          .out = args.out,
                          .k = args.layer.k,
@@ -108,7 +96,7 @@ void Fa3Plan::run(const Queue& queue, const DeviceStep& step, const AttentionArg
                          .page_tokens = args.layer.page_tokens,
                          .scale = args.scale,
                          .pages = step.pages,
-                         .work_start = device_,
+                         .work_start = start,
                          .tile = arrays,
                          .head = arrays + items_,
                          .first_token = arrays + 2 * items_,

@@ -1,4 +1,5 @@
-// FlashInfer's paged prefill for sm_90 behind attention_fa3.h; each attention_fa3_hd*.cu compiles it for one head size and type.
+// FlashInfer's paged prefill for sm_90 behind attention_fa3_kernel.h; each attention_fa3_hd*.cu compiles it for one head size and
+// type.
 #pragma once
 
 // Stands in for FlashInfer's cutlass_utils.cuh, which would ask for curand and for tools of CUTLASS that nothing here uses.
@@ -11,7 +12,7 @@
 #include <flashinfer/attention/hopper/prefill_sm90.cuh>
 #include <flashinfer/attention/hopper/variants.cuh>
 
-#include "backends/cuda/attention_fa3.h"
+#include "backends/cuda/attention_fa3_kernel.h"
 
 namespace maga::cuda {
 

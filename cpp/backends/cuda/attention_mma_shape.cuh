@@ -1,0 +1,105 @@
+// The shape of an attention_mma kernel, its way through the work list, and the copies of keys and values.
+#pragma once
+
+#include "backends/cuda/attention_mma.h"
+#include "backends/cuda/attention_tensor.cuh"
+
+namespace maga::cuda {
+
+constexpr float kLog2e = 1.4426950408889634f;
+
+template <typename T_, int kHeadDim_, int kRowWarps_, int kKeyWarps_, int kSlice_>
+struct MmaShape {
+  using T = T_;
+  static constexpr int kHeadDim = kHeadDim_, kRowWarps = kRowWarps_, kKeyWarps = kKeyWarps_, kSlice = kSlice_;
+  static_assert(kRowWarps == 1 || kKeyWarps == 1);
+  static constexpr int kRows = 16 * kRowWarps;
+  static constexpr int kBlock = kSlice * kKeyWarps;
+  static constexpr int kTeam = 32 * kRowWarps;  // threads
+  static constexpr int kThreads = kTeam * kKeyWarps;
+  static constexpr int kPitch = kHeadDim + 8;  // an odd number of 16-byte pieces: ldmatrix meets no bank twice
+  static constexpr int kTeamStage = 2 * kSlice * kPitch * sizeof(T);  // keys, then values
+  static constexpr int kStage = kTeamStage * kKeyWarps;
+  static constexpr int kGroups = kSlice / 16;  // runs of 16 keys, which lie in one page
+  // Where key warps add up their results: rows, then maximum and sum of each warp's rows.
+  static constexpr int kScratchPitch = kHeadDim + 8;
+  static constexpr int kScratch = kKeyWarps > 1 ? 16 * kScratchPitch * 4 + (kKeyWarps + 1) * 16 * 8 : 0;
+  static constexpr int kCtas = kHeadDim <= 128 ? 2 : 1;  // an SM, at least
+};
+
+// A place in the work list, with what is needed to read its keys.
+template <typename S>
+struct MmaCursor {
+  WorkPlace place;
+  WorkSequence sequence;
+  TileKeys keys;
+  int first_block = 0, end_block = 0;  // of the tile
+
+  __device__ void enter_tile(const MmaArgs& args) {
+    keys = tile_keys(sequence, args.shape, place.tile, S::kRows);
+    first_block = keys.low / S::kBlock, end_block = divide_up(keys.high, S::kBlock);
+  }
+  __device__ void start(const MmaArgs& args, const WorkStart& at) {
+    place = at.place, sequence = at.sequence;
+    enter_tile(args);
+  }
+  // To the block after this one, which must exist.
+  __device__ void advance(const MmaArgs& args) {
+    if (++place.block < end_block) return;
+    if (++place.tile == tiles_of(sequence, args.shape.group, S::kRows)) {
+      place.tile = 0;
+      if (++place.head == args.shape.kv_heads) {
+        place.head = 0;
+        sequence = args.work.sequences[++place.sequence];
+      }
+    }
+    enter_tile(args);
+    place.block = first_block;
+  }
+};
+
+// Copies one team's keys and values, block after block, to its ring.
+template <typename S>
+struct MmaLoader {
+  using T = typename S::T;
+  MmaCursor<S> at;
+  int page = 0;         // lane l: the page of the team's l-th run of 16 keys from `page_block` on
+  int page_block = -1;  // -1: not read
+
+  __device__ void read_pages(const MmaArgs& args, int key_warp) {
+    const int lane = threadIdx.x % 32;
+    page_block = at.place.block;
+    const int key = (page_block + lane / S::kGroups) * S::kBlock + key_warp * S::kSlice + lane % S::kGroups * 16;
+    page = args.pages[at.sequence.page_start + (min(key, at.sequence.kv_length - 1) >> args.page_shift)];
+  }
+  __device__ void load(const MmaArgs& args, int key_warp, uint32_t stage) {
+    constexpr int kPieces = S::kHeadDim / 8;  // 16-byte pieces of a row
+    constexpr int kLoads = S::kSlice * kPieces / S::kTeam;
+    static_assert(kLoads * S::kTeam == S::kSlice * kPieces);
+    constexpr int kUnroll = kLoads < 8 ? kLoads : 8;  // more would cost registers that the largest head size does not have
+    if (page_block < 0 || at.place.block - page_block >= 32 / S::kGroups) read_pages(args, key_warp);
+    const int run = (at.place.block - page_block) * S::kGroups;
+    const int first_key = at.place.block * S::kBlock + key_warp * S::kSlice;
+    const int in_page = (1 << args.page_shift) - 1;
+    const int64_t head = at.place.head * args.head_stride;
+    const T* k = static_cast<const T*>(args.k) + head;
+    const T* v = static_cast<const T*>(args.v) + head;
+#pragma unroll kUnroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int piece = threadIdx.x % S::kTeam + i * S::kTeam;
+      const int row = piece / kPieces, column = piece % kPieces * 8, key = first_key + row;
+      const int id = __shfl_sync(~0u, page, run + row / 16);
+      const int64_t from = id * args.page_stride + (key & in_page) * S::kHeadDim + column;
+      const uint32_t to = stage + (row * S::kPitch + column) * sizeof(T);
+      const bool wanted = key < at.sequence.kv_length;
+      copy_async(to, k + from, wanted);
+      copy_async(to + S::kTeamStage / 2, v + from, wanted);
+    }
+  }
+  __device__ void advance(const MmaArgs& args) {
+    at.advance(args);
+    if (at.place.block == at.first_block) page_block = -1;
+  }
+};
+
+}  // namespace maga::cuda

@@ -1,0 +1,194 @@
+// The end of a tile of attention_mma: the warps' results are added up, then those of the CTAs that share the tile.
+#pragma once
+
+#include "backends/cuda/attention_mma_rows.cuh"
+
+namespace maga::cuda {
+
+// Where a tile's results go: to `out`, or, of a tile that other CTAs share, to this CTA's partial results.
+template <typename S>
+struct MmaTile {
+  using T = typename S::T;
+  const MmaArgs& args;
+  const MmaCursor<S>& at;
+  int rows;     // of the tile that exist
+  int owner;    // the CTA in which the tile begins
+  int ctas;     // that share the tile
+  int partial;  // this CTA's place in the partial results
+
+  __device__ MmaTile(const MmaArgs& args, const MmaCursor<S>& at, int position, int share) : args(args), at(at) {
+    rows = min(S::kRows, at.sequence.tokens * args.shape.group - at.place.tile * S::kRows);
+    const int begin = position - (at.place.block - at.first_block), end = begin + at.end_block - at.first_block;
+    owner = begin / share;
+    ctas = (end - 1) / share - owner + 1;
+    partial = slot_of(blockIdx.x - owner);
+  }
+  // A CTA has at most one tile that came from the CTA before and one that goes on in the next.
+  __device__ int slot_of(int i) const { return i == 0 ? 2 * owner + 1 : 2 * (owner + i); }
+  // Where a row goes, and what its values are multiplied with.
+  struct Row {
+    float* partial = nullptr;
+    T* out = nullptr;
+    float scale = 1;
+  };
+  // `sums`: maximum and sum of the row, over all its keys.
+  __device__ Row final_row(int row, float2 sums) const {
+    const int packed = at.place.tile * S::kRows + row, token = packed / args.shape.group;
+    const int head = at.place.head * args.shape.group + packed - token * args.shape.group;
+    Row to{.out = static_cast<T*>(args.out) + (at.sequence.first_token + token) * args.out_stride + head * S::kHeadDim};
+    if (args.sinks != nullptr) {
+      const float sink = Tensor<T>::to_float(static_cast<const T*>(args.sinks)[head]) * kLog2e, most = fmaxf(sums.x, sink);
+      to.scale = exp2_fast(sums.x - most);
+      sums.y = sums.y * to.scale + exp2_fast(sink - most);
+    }
+    to.scale = sums.y > 0 ? to.scale / sums.y : 0;
+    return to;
+  }
+  __device__ Row row_of(int row, float2 sums) const {
+    if (row >= rows) return {};
+    if (ctas == 1) return final_row(row, sums);
+    return {.partial = args.partial_out + (static_cast<int64_t>(partial) * S::kRows + row) * S::kHeadDim};
+  }
+  template <int kCount>
+  static __device__ void store(const Row& row, int column, const float (&value)[kCount]) {
+#pragma unroll
+    for (int i = 0; i < kCount; i += 2) {
+      if (row.partial != nullptr)
+        __stcg(reinterpret_cast<float2*>(row.partial + column + i), make_float2(value[i], value[i + 1]));
+      else if (row.out != nullptr)
+        *reinterpret_cast<uint32_t*>(row.out + column + i) = Tensor<T>::pack(value[i] * row.scale, value[i + 1] * row.scale);
+    }
+  }
+  __device__ void store_sums(int row, float2 sums) const {
+    if (row < rows && ctas > 1) __stcg(args.partial_sums + static_cast<int64_t>(partial) * S::kRows + row, sums);
+  }
+
+  // The last CTA to arrive adds up what all of them have left, in the order of their keys.
+  __device__ void merge() const {
+    __shared__ bool last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) last = atomicAdd(args.arrived + owner, 1) == ctas - 1;
+    __syncthreads();
+    if (!last) return;
+    __threadfence();
+    if (threadIdx.x == 0) args.arrived[owner] = 0;
+    if (ctas == 2)
+      add_up<2>();
+    else
+      add_up<8>();
+  }
+
+ private:
+  // kAtOnce parts of a result are read together.
+  template <int kAtOnce>
+  __device__ void add_up() const {
+#pragma unroll(8 / kAtOnce)
+    for (int i = threadIdx.x; i < rows * S::kHeadDim / 4; i += S::kThreads) {
+      const int row = i / (S::kHeadDim / 4), column = i % (S::kHeadDim / 4) * 4;
+      float maximum = -INFINITY, sum = 0, value[4] = {};
+      for (int first = 0; first < ctas; first += kAtOnce) {
+        float2 sums[kAtOnce];
+        float4 part[kAtOnce];
+        float most = maximum;
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j) {
+          const int64_t from = static_cast<int64_t>(slot_of(min(first + j, ctas - 1))) * S::kRows + row;
+          sums[j] = __ldcg(args.partial_sums + from);
+          part[j] = __ldcg(reinterpret_cast<const float4*>(args.partial_out + from * S::kHeadDim + column));
+          if (first + j >= ctas) sums[j] = {-INFINITY, 0};
+          most = fmaxf(most, sums[j].x);
+        }
+        const float base = most == -INFINITY ? 0 : most;  // no key seen
+        const float shrink = exp2_fast(maximum - base);
+#pragma unroll
+        for (int c = 0; c < 4; ++c) value[c] *= shrink;
+        sum *= shrink, maximum = most;
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j) {
+          const float factor = exp2_fast(sums[j].x - base);
+          value[0] += part[j].x * factor, value[1] += part[j].y * factor;
+          value[2] += part[j].z * factor, value[3] += part[j].w * factor;
+          sum += sums[j].y * factor;
+        }
+      }
+      store(final_row(row, {maximum, sum}), column, value);
+    }
+  }
+};
+
+template <typename S>
+__device__ void finish_tile(MmaRows<S>& rows, const MmaTile<S>& tile, int row_warp, int key_warp, unsigned char* scratch) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    rows.sum[r] += __shfl_xor_sync(~0u, rows.sum[r], 1);
+    rows.sum[r] += __shfl_xor_sync(~0u, rows.sum[r], 2);
+  }
+  if constexpr (S::kKeyWarps == 1) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = row_warp * 16 + lane / 4 + r * 8;
+      const float2 sums = {rows.maximum[r], rows.sum[r]};
+      if (lane % 4 == 0) tile.store_sums(row, sums);
+      const auto to = tile.row_of(row, sums);
+#pragma unroll
+      for (int i = 0; i < S::kHeadDim / 8; ++i) tile.store(to, i * 8 + lane % 4 * 2, {rows.out[i][2 * r], rows.out[i][2 * r + 1]});
+    }
+  } else {
+    float* total = reinterpret_cast<float*>(scratch);                         // (16, kScratchPitch)
+    float2* sums = reinterpret_cast<float2*>(total + 16 * S::kScratchPitch);  // (kKeyWarps + 1, 16), the last of all warps
+    if (lane % 4 == 0)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) sums[key_warp * 16 + lane / 4 + r * 8] = {rows.maximum[r], rows.sum[r]};
+    __syncthreads();
+    float factor[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = lane / 4 + r * 8;
+      float2 all = {-INFINITY, 0};
+#pragma unroll
+      for (int w = 0; w < S::kKeyWarps; ++w) all.x = fmaxf(all.x, sums[w * 16 + row].x);
+      const float base = all.x == -INFINITY ? 0 : all.x;
+#pragma unroll
+      for (int w = 0; w < S::kKeyWarps; ++w) all.y += sums[w * 16 + row].y * exp2_fast(sums[w * 16 + row].x - base);
+      factor[r] = exp2_fast(rows.maximum[r] - base);
+      if (key_warp == 0 && lane % 4 == 0) sums[S::kKeyWarps * 16 + row] = all;
+    }
+    rows.rescale(factor);
+    // With few rows there is room for several sums of the warps' results, which take turns otherwise.
+    static_assert(S::kKeyWarps == 4);
+    const int area_rows = tile.rows <= 4 ? 4 : tile.rows <= 8 ? 8 : 16, areas = 16 / area_rows;
+    for (int turn = 0; turn * areas < S::kKeyWarps; ++turn) {
+      if (key_warp / areas == turn) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const int row = lane / 4 + r * 8;
+          if (row >= area_rows) continue;
+          float* to = total + (key_warp % areas * area_rows + row) * S::kScratchPitch + lane % 4 * 2;
+#pragma unroll
+          for (int i = 0; i < S::kHeadDim / 8; ++i) {
+            float2& sum = *reinterpret_cast<float2*>(to + i * 8);
+            const float2 old = turn == 0 ? make_float2(0, 0) : sum;
+            sum = {old.x + rows.out[i][2 * r], old.y + rows.out[i][2 * r + 1]};
+          }
+        }
+      }
+      __syncthreads();
+    }
+    if (threadIdx.x < 16) tile.store_sums(threadIdx.x, sums[S::kKeyWarps * 16 + threadIdx.x]);
+    for (int i = threadIdx.x; i < tile.rows * S::kHeadDim / 4; i += S::kThreads) {
+      const int row = i / (S::kHeadDim / 4), column = i % (S::kHeadDim / 4) * 4;
+      float4 x = {0, 0, 0, 0};
+      for (int area = 0; area < areas; ++area) {
+        const float4 y = *reinterpret_cast<const float4*>(total + (area * area_rows + row) * S::kScratchPitch + column);
+        x = {x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w};
+      }
+      tile.store(tile.row_of(row, sums[S::kKeyWarps * 16 + row]), column, {x.x, x.y, x.z, x.w});
+    }
+  }
+  if (tile.ctas > 1) tile.merge();
+  __syncthreads();
+}
+
+}  // namespace maga::cuda
