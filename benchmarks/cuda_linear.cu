@@ -1,5 +1,5 @@
 // Checks the CUDA linears, or times them on the matrices of real models:
-//   cuda_linear check
+//   cuda_linear check [small]                 small: few and small cases, for compute-sanitizer
 //   cuda_linear time [all]                    all: small models too
 //   cuda_linear sweep FILE.csv                every streaming configuration, against the one that is chosen
 // Any number of --libraries FOLDER: where to look for cuBLASLt first.
@@ -196,22 +196,23 @@ int run(int count, char** words) {
       rest.push_back(words[i]);
   }
   const std::string mode = rest.empty() ? "" : rest[0];
-  if (mode == "check" && rest.size() == 1) {
+  const std::string more = rest.size() > 1 ? rest[1] : "";
+  if (mode == "check" && (more.empty() || more == "small")) {
     cudaStream_t stream;
     MAGA_CUDA(cudaStreamCreate(&stream));
-    return check_linears(stream) ? 1 : 0;
+    return check_linears(stream, more == "small") ? 1 : 0;
   }
-  if (mode == "time") {
+  if (mode == "time" && (more.empty() || more == "all")) {
     Timer timer;
-    time_linears(timer, rest.size() > 1 && rest[1] == "all");
+    time_linears(timer, more == "all");
     return 0;
   }
-  if (mode == "sweep" && rest.size() == 2) {
+  if (mode == "sweep" && !more.empty()) {
     Timer timer;
-    sweep(timer, rest[1].c_str());
+    sweep(timer, more.c_str());
     return 0;
   }
-  std::fprintf(stderr, "usage: cuda_linear check | time [all] | sweep FILE.csv  [--libraries FOLDER]\n");
+  std::fprintf(stderr, "usage: cuda_linear check [small] | time [all] | sweep FILE.csv  [--libraries FOLDER]\n");
   return 2;
 }
 

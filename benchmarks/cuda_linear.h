@@ -53,7 +53,7 @@ class Graph {
   cudaGraphExec_t graph_ = nullptr;
 };
 
-// Prints the number of cases and failures; returns the failures.
-int check_linears(cudaStream_t stream);
+// Prints the number of cases and failures; returns the failures. `small`: few and small cases, for compute-sanitizer.
+int check_linears(cudaStream_t stream, bool small);
 
 }  // namespace maga::bench

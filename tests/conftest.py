@@ -1,12 +1,23 @@
 """Fixtures that several folders of tests share."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from maga_transformer import _core
 from maga_transformer.demo import demo_model
 
-sys.path.insert(0, str(Path(__file__).parent))  # checkpoints.py, folders.py, jobs.py, runner.py
+sys.path.insert(0, str(Path(__file__).parent))  # cards.py, checkpoints.py, folders.py, jobs.py, runner.py
+import cards  # noqa: F401  looks for a GPU before it is hidden
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_gpu_by_itself() -> Iterator[None]:
+    """DEVICE=auto is the CPU in tests, wherever they run; those in tests/gpu and tests/ops ask for the card by name."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_core, "cuda_devices", lambda: ([], "hidden by tests/conftest.py"))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -15,11 +15,24 @@ namespace {
 using FloatRows = py::array_t<float, py::array::c_style | py::array::forcecast>;
 using Ids = std::vector<int32_t>;
 
+// What numpy calls the elements of a weight; bf16, which it lacks, travels as its bits.
+const char* numpy_name(DType dtype) {
+  switch (dtype) {
+    case DType::f32: return "float32";
+    case DType::f16: return "float16";
+    case DType::bf16: return "uint16";
+    case DType::u8: return "uint8";
+    default: MAGA_CHECK(false, "no part of a weight is ", name_of(dtype));
+  }
+}
+
 // A tensor over a numpy array's memory. It keeps the array alive and lets go of it under the GIL, on whatever thread.
 Tensor view_of(const py::array& array, DType dtype, std::string_view name, std::string_view part) {
-  MAGA_REQUIRE(array.itemsize() == size_of(dtype), name, ": ", part, " has ", array.itemsize(), "-byte elements, expected ",
-               name_of(dtype));
-  MAGA_REQUIRE(py::array::ensure(array, py::array::c_style).is(array), name, ": ", part, " is not contiguous");
+  const py::dtype found = array.dtype();  // a type of the other byte order differs too
+  MAGA_REQUIRE(found.equal(py::dtype(numpy_name(dtype))), name, ": ", part, " has the type ", py::str(found).cast<std::string>(),
+               " where ", numpy_name(dtype), " is needed");
+  MAGA_REQUIRE(array.flags() & py::array::c_style, name, ": ", part, " is not contiguous");
+  MAGA_REQUIRE(array.flags() & py::detail::npy_api::NPY_ARRAY_ALIGNED_, name, ": ", part, " is not aligned");
   Tensor tensor{.data = static_cast<const std::byte*>(array.data()), .dtype = dtype, .shape = {}, .owner = nullptr};
   for (py::ssize_t i = 0; i < array.ndim(); ++i) tensor.shape.push_back(array.shape(i));
   auto* held = new py::object(array);

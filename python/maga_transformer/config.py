@@ -117,9 +117,7 @@ class Config(BaseModel):
         "auto", "element type of keys and values; auto: on a GPU the type it computes in, on a CPU fp16 (fp32 with act_type fp32)"
     )
     max_num_seqs: int = _setting(0, f"sequences that run at once; {_by_device('max_num_seqs')}", ge=0, le=65536)
-    max_num_batched_tokens: int = _setting(
-        0, f"tokens a step may carry; {_by_device('max_num_batched_tokens')}", ge=0, le=1 << 20
-    )
+    max_num_batched_tokens: int = _setting(0, f"tokens a step may carry; {_by_device('max_num_batched_tokens')}", ge=0, le=1 << 20)
     max_queue: int = _setting(1024, "requests that may wait; more are refused with 429", ge=1)
     concurrency_limit: int = _setting(
         0, "requests in the engine at once, running or waiting; more are refused; 0: max_queue alone decides", ge=0
@@ -143,22 +141,26 @@ class Config(BaseModel):
     _sources: dict[str, str] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="after")
-    def _agree(self) -> Config:
+    def _validate_together(self) -> Config:
+        self._check_budget()
+        return self
+
+    def _check_budget(self) -> None:
         if self.max_num_batched_tokens and self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens={self.max_num_batched_tokens} is below max_num_seqs={self.max_num_seqs}: "
                 "a step could not carry one token of every running sequence; raise the first or lower the second"
             )
-        return self
 
     def for_device(self, kind: str) -> Config:
         """With the device's defaults (DEVICE_DEFAULTS) in place of zeros. ConfigError where those contradict what was set."""
         chosen = {name: value for name, value in DEVICE_DEFAULTS[kind].items() if getattr(self, name) == 0}
         settled = self.model_copy(update=chosen)
         try:
-            return settled._agree()
+            settled._check_budget()
         except ValueError as error:
             raise ConfigError(str(error)) from None
+        return settled
 
     @property
     def sources(self) -> Mapping[str, str]:

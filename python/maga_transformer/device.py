@@ -8,7 +8,7 @@ from pathlib import Path
 
 from maga_transformer import _core
 
-_FIRST_WITH_BF16 = 80  # compute capability
+_OLDEST, _FIRST_WITH_BF16 = 75, 80  # compute capabilities
 
 
 @dataclass(frozen=True)
@@ -19,16 +19,17 @@ class Device:
 
 
 def find_device(wanted: str) -> Device:
-    """`wanted`: auto (the first card if there is a usable one, else the CPU), cpu, cuda, or cuda:N. ValueError says why a card that
+    """`wanted`: auto (the first card that is new enough, else the CPU), cpu, cuda, or cuda:N. ValueError says why a card that
     was asked for cannot be used."""
     if wanted == "cpu":
         return Device("cpu")
     cards, why = _core.cuda_devices()
-    if wanted == "auto" and not cards:
-        return Device("cpu")
-    index = int(wanted.partition(":")[2] or 0)
+    if wanted == "auto":
+        index = next((i for i, card in enumerate(cards) if card.capability >= _OLDEST), None)
+        return Device("cpu") if index is None else Device("cuda", index, cards[index])
     if not cards:
         raise ValueError(why)
+    index = int(wanted.partition(":")[2] or 0)
     if index >= len(cards):
         raise ValueError(f"this machine has {len(cards)} usable cards; valid: cuda:0 to cuda:{len(cards) - 1}")
     return Device("cuda", index, cards[index])
@@ -50,6 +51,6 @@ def cuda_backend(device: Device, compute: str, memory_utilization: float = 0.9) 
 
 
 def library_folders() -> list[str]:
-    """Where NVIDIA's Python packages keep cuBLASLt and NCCL: nvidia/cublas/lib, nvidia/cu13/lib, ... in every folder of sys.path."""
+    """Where NVIDIA's Python packages keep cuBLASLt and NCCL: nvidia/cublas/lib, nvidia/cu13/lib, ... beside other packages."""
     folders = [place for entry in sys.path for place in sorted(Path(entry or ".").glob("nvidia/*/lib")) if place.is_dir()]
     return [str(place.resolve()) for place in folders]

@@ -34,7 +34,7 @@ class Head:
         backend = card("fp32")
         packed = [data.pack(backend, name) for data, name in zip(weights, ("table", "head"), strict=True)]
         self.model = backend.load(
-            self.program, packed, tokens=ROWS, sequences=ROWS, logit_rows=ROWS, pages=ROWS, page_tokens=16, kv_dtype="fp32"
+            self.program, packed, tokens=ROWS, sequences=ROWS, logit_rows=ROWS, pages=ROWS + 2, page_tokens=16, kv_dtype="fp32"
         )
         tables = PageTables(rng, [1] * ROWS)
         self.step = tables.step([(s, 0, 1) for s in range(ROWS)], rng.integers(0, vocab, (ROWS, 1)).tolist())

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cards import CARDS, WHY_NONE
 from maga_transformer import _core, device
 from maga_transformer.device import Device, compute_dtype, find_device, library_folders
 
@@ -30,6 +31,10 @@ def test_with_cards(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_device("cuda:1") == Device("cuda", 1, found[1])
     with pytest.raises(ValueError, match="valid: cuda:0 to cuda:1"):
         find_device("cuda:2")
+    found[0].capability = 61
+    assert find_device("auto") == Device("cuda", 1, found[1])
+    found[1].capability = 70
+    assert find_device("auto") == Device("cpu")
 
 
 @pytest.mark.parametrize(
@@ -64,9 +69,8 @@ def test_libraries_are_looked_for_in_every_folder_of_packages(tmp_path: Path, mo
 
 
 def test_the_binding_says_why_there_is_no_card() -> None:
-    found, why = _core.cuda_devices()
-    assert bool(found) != bool(why)
-    if not found:
+    assert bool(CARDS) != bool(WHY_NONE)
+    if not CARDS:
         with pytest.raises((FileNotFoundError, _core.MagaError)) as error:
             _core.cuda_backend()
         assert str(error.value)

@@ -1,5 +1,6 @@
 """The loader: order, progress, stacking, and errors of a backend or a file that reach the caller."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from checkpoints import gguf_from_model
 from folders import tiny_model
+from maga_transformer import loader
 from maga_transformer.checkpoint import open_checkpoint
 from maga_transformer.formats import read_weight
 from maga_transformer.loader import load_weights
@@ -45,6 +47,26 @@ def test_weights_come_in_the_order_of_the_program(workers: int | None, tmp_path:
         np.testing.assert_array_equal(values, np.concatenate([checkpoint.tensor(source) for source in sources]))
     total = sum(checkpoint.nbytes(name) for name in checkpoint.names())
     assert heard == sorted(heard) and heard[-1] == (total, total) and {of for _, of in heard} == {total}
+
+
+def test_no_more_is_under_way_than_memory_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny_model("llama", tmp_path)
+    checkpoint = open_checkpoint(str(tmp_path))
+    program, _ = build_program(checkpoint)
+    sizes = [sum(checkpoint.nbytes(source) for source in sources) for _, sources, _ in program.weights]
+    limit = max(sizes) + sorted(sizes)[len(sizes) // 2]
+    monkeypatch.setattr(loader, "_MOST_BYTES", limit)
+    under_way: list[int] = []
+
+    class Slow(Recorder):
+        def pack_dense(self, name: str, shape: list[int], values: np.ndarray, dtype: str) -> Any:
+            under_way.append(int(np.prod(shape)) * 4)
+            assert sum(under_way) <= limit
+            time.sleep(0.002)
+            under_way.remove(int(np.prod(shape)) * 4)
+            return super().pack_dense(name, shape, values, dtype)
+
+    assert len(load_weights(Slow(), program, checkpoint, workers=8)) == len(sizes)
 
 
 def test_quantised_weights_stay_quantised(tmp_path: Path) -> None:

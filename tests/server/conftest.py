@@ -16,7 +16,14 @@ import maga_transformer.demo
 import openai
 import pytest
 
-SERVER_SETTINGS = {"MAX_SEQ_LEN": "256", "MAX_NUM_SEQS": "64", "KV_CACHE_MEM_MB": "128", "FT_SERVER_TEST": "1", "MAX_BODY_MB": "4"}
+SERVER_SETTINGS = {
+    "DEVICE": "cpu",
+    "MAX_SEQ_LEN": "256",
+    "MAX_NUM_SEQS": "64",
+    "KV_CACHE_MEM_MB": "128",
+    "FT_SERVER_TEST": "1",
+    "MAX_BODY_MB": "4",
+}
 
 
 @dataclass

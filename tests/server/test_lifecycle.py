@@ -155,7 +155,7 @@ def _stream(server, tokens, started):
 
 
 def test_sigterm_lets_streams_finish():
-    with running_server(demo_model()) as server:
+    with running_server(demo_model(), DRAIN_TIMEOUT="200") as server:  # however busy the machine is
         started = []
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
             streams = [pool.submit(_stream, server, 150, lambda: started.append(1)) for _ in range(4)]
@@ -168,7 +168,7 @@ def test_sigterm_lets_streams_finish():
             for stream in streams:
                 lines = stream.result()
                 assert lines[-1] == "data: [DONE]" and json.loads(lines[-2][6:])["choices"][0]["finish_reason"] == "length"
-        assert server.process.wait(20) == 0
+        assert server.process.wait(60) == 0
     assert not any("Traceback" in line for line in server.lines), server.lines
 
 

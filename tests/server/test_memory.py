@@ -1,9 +1,16 @@
 """Measured memory and the size of the K/V pool."""
 
+from types import SimpleNamespace
+
 import pytest
-from maga_transformer.config import Config, ConfigError
+from maga_transformer import _core, startup
+from maga_transformer.config import DEVICE_DEFAULTS, Config, ConfigError
+from maga_transformer.device import Device
 from maga_transformer.memory import available_bytes
+from maga_transformer.server.serve import greeting
 from maga_transformer.startup import Pool
+
+from .conftest import demo_model
 
 GIB = 1 << 30
 
@@ -86,3 +93,29 @@ def test_too_small_names_the_numbers():
 def test_a_lowered_context_is_said(caplog):
     pool(kv_cache_mem_mb=10).given(1000 << 20)
     assert "160 tokens" in caplog.text and "10000" in caplog.text
+
+
+def test_a_runtime_on_a_card(monkeypatch):
+    """The CPU stands in for the card's backend: what is chosen for it, and what the start message says."""
+    card = SimpleNamespace(name="a card", capability=90, total_bytes=4 * GIB, free_bytes=3 * GIB)
+    asked = []
+
+    def stand_in(device, compute, memory_utilization):
+        asked.append((device.index, compute, memory_utilization))
+        return _core.cpu_backend()
+
+    monkeypatch.setattr(startup, "find_device", lambda wanted: Device("cuda", 1, card))
+    monkeypatch.setattr(startup, "cuda_backend", stand_in)
+    config = Config.without_environment(
+        checkpoint_path=str(demo_model()), kv_cache_mem_mb=512, gpu_memory_utilization=0.5, max_num_batched_tokens=300
+    )
+    runtime = startup.load_runtime(config)
+    assert asked == [(1, "bf16", 0.5)]
+    assert runtime.config.max_num_seqs == DEVICE_DEFAULTS["cuda"]["max_num_seqs"]
+    about = runtime.description
+    assert (about.kv_dtype, about.card_bytes) == ("bf16", 4 * GIB)
+    assert f"K/V {about.kv_bytes / 4 / GIB:.1%}, buffers " in greeting(runtime, "", 1) and "of 4096 MiB" in greeting(runtime, "", 1)
+    with pytest.raises(ConfigError, match="KV_CACHE_MEM_MB=4000: only 3072 MiB"):
+        startup.load_runtime(config.model_copy(update={"kv_cache_mem_mb": 4000}))
+    with pytest.raises(ConfigError, match=r"ISA=avx2.*a card"):
+        startup.load_runtime(config.model_copy(update={"isa": "avx2"}))

@@ -13,9 +13,8 @@ from .conftest import demo_model
 
 
 def start(*arguments, module="maga_transformer.start_server", **environment):
-    return subprocess.run(
-        [sys.executable, "-m", module, *arguments], capture_output=True, text=True, timeout=60, env={**os.environ, **environment}
-    )
+    command = [sys.executable, "-m", module, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, "DEVICE": "cpu", **environment})
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@
 namespace maga::cuda {
 namespace {
 
-constexpr int kCandidates = 6;
+constexpr int kCandidates = 8;
 constexpr int kMeasureFrom = 65;  // tokens; below, weights alone decide and the first candidate is good enough
 
 // Finer where tiles of tokens are few.
@@ -128,23 +128,24 @@ void Gemms::measure(cudaStream_t stream, Plan& plan, const LinearArgs& args, voi
   const Temporary temporary(args.residual ? args.m * args.out_stride * size_of(args.out_type) : 0);
   void* const out = args.residual ? temporary.data : args.out;
   if (!out) return;  // no memory to spare: the order of the heuristic stands
-  constexpr int kRepeats = 3;
-  float least = std::numeric_limits<float>::infinity();
-  size_t best = 0;
-  for (size_t i = 0; i < plan.candidates.size(); ++i) {
-    std::swap(plan.candidates[0], plan.candidates[i]);
-    if (multiply(stream, plan, args, out, workspace) == lt::kSuccess) {
+  constexpr int kRepeats = 4;
+  std::vector<float> least(plan.candidates.size(), std::numeric_limits<float>::infinity());
+  for (int repeat = 0; repeat <= kRepeats; ++repeat)
+    for (size_t i = 0; i < plan.candidates.size(); ++i) {
+      std::swap(plan.candidates[0], plan.candidates[i]);
+      // A step finds its weights in memory, not in the L2: the workspace is large enough to take their place there.
+      MAGA_CUDA(cudaMemsetAsync(workspace, 0, kGemmWorkspaceBytes, stream));
       MAGA_CUDA(cudaEventRecord(begin_, stream));
-      for (int repeat = 0; repeat < kRepeats; ++repeat) multiply(stream, plan, args, out, workspace);
+      const bool taken = multiply(stream, plan, args, out, workspace) == lt::kSuccess;
       MAGA_CUDA(cudaEventRecord(end_, stream));
       MAGA_CUDA(cudaEventSynchronize(end_));
+      std::swap(plan.candidates[0], plan.candidates[i]);
+      if (!taken || repeat == 0) continue;  // the first time loads the kernel
       float ms = 0;
       MAGA_CUDA(cudaEventElapsedTime(&ms, begin_, end_));
-      if (ms < least) least = ms, best = i;
+      least[i] = std::min(least[i], ms);
     }
-    std::swap(plan.candidates[0], plan.candidates[i]);
-  }
-  std::swap(plan.candidates[0], plan.candidates[best]);
+  std::swap(plan.candidates[0], plan.candidates[std::min_element(least.begin(), least.end()) - least.begin()]);
 }
 
 void Gemms::run(const Queue& queue, const LinearArgs& args, void* workspace) {

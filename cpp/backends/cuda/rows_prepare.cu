@@ -49,37 +49,55 @@ struct Head {
 // Brings a line that no kernel of the step writes nearer while the kernel in front still runs.
 __device__ __forceinline__ void prefetch(const void* line) { asm volatile("prefetch.global.L2 [%0];" ::"l"(line)); }
 
-// Turns y, the columns from c on of a head.
+// Turns y, the columns from c on of a head. `turns` are those of its first pair; vectors that lie in one half of a rotation take
+// `near`, which turns_of found.
 template <int N, typename Call>
-__device__ __forceinline__ void turn(const float* head, const float2* turns, const Call& call, int c, float (&y)[N]) {
-  const int half = call.rotary_dim / 2;
-  if (!call.interleaved && half % N == 0) {  // all of y lies in one half
-    const bool second = c >= half;
-    Vector<float, N> other;
-    Vector<float, 2 * N> turn;
-    other.load(head + (second ? c - half : c + half));
-    turn.load(reinterpret_cast<const float*>(turns + (second ? c - half : c)));
-    float z[N], t[2 * N];
-    other.get(z);
-    turn.get(t);
-#pragma unroll
-    for (int i = 0; i < N; ++i) y[i] = y[i] * t[2 * i] + z[i] * (second ? t[2 * i + 1] : -t[2 * i + 1]);
-    return;
+struct Turning {
+  const Call& call;
+  const float* head;
+  const float2* turns;
+  const int half;
+  const bool halves;  // a vector lies in one half of the rotation or in none
+
+  __device__ __forceinline__ Turning(const Call& call, const float* head, int row)
+      : call(call),
+        head(head),
+        turns(call.turns + int64_t{row} * (call.rotary_dim / 2)),
+        half(call.rotary_dim / 2),
+        halves(!call.interleaved && half % N == 0) {}
+
+  __device__ __forceinline__ void turns_of(int c, Vector<float, 2 * N>& near) const {
+    if (halves && c < call.rotary_dim) near.load(reinterpret_cast<const float*>(turns + (c >= half ? c - half : c)));
   }
+  __device__ __forceinline__ void turn(int c, const Vector<float, 2 * N>& near, float (&y)[N]) const {
+    if (c >= call.rotary_dim) return;
+    if (halves) {
+      const bool second = c >= half;
+      Vector<float, N> other;
+      other.load(head + (second ? c - half : c + half));
+      float z[N], t[2 * N];
+      other.get(z);
+      near.get(t);
 #pragma unroll
-  for (int i = 0; i < N; ++i) {
-    const int at = c + i;
-    if (at >= call.rotary_dim) continue;
-    const bool second = call.interleaved ? at % 2 == 1 : at >= half;
-    const float other = head[call.interleaved ? at ^ 1 : second ? at - half : at + half];
-    const float2 turn = turns[call.interleaved ? at / 2 : second ? at - half : at];
-    y[i] = y[i] * turn.x + other * (second ? turn.y : -turn.y);
+      for (int i = 0; i < N; ++i) y[i] = y[i] * t[2 * i] + z[i] * (second ? t[2 * i + 1] : -t[2 * i + 1]);
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const int at = c + i;
+      if (at >= call.rotary_dim) continue;
+      const bool second = call.interleaved ? at % 2 == 1 : at >= half;
+      const float other = head[call.interleaved ? at ^ 1 : second ? at - half : at + half];
+      const float2 turn = turns[call.interleaved ? at / 2 : second ? at - half : at];
+      y[i] = y[i] * turn.x + other * (second ? turn.y : -turn.y);
+    }
   }
-}
+};
 
 // A team of `lanes` threads (a power of two, at most a warp) a head. The head passes through shared memory as floats, so that a
-// column finds the one that it is rotated with wherever that lies.
-template <typename T, typename KV, int N, bool kSlabs>
+// column finds the one that it is rotated with wherever that lies. kSingle: a thread has one vector of its head at most, and
+// asks for all that belongs to it at once.
+template <typename T, typename KV, int N, bool kSlabs, bool kSingle>
 __global__ void __launch_bounds__(kMostThreads, kSlabs ? 4 : 7)
     prepare_heads(const PrepareCall<T, KV> call, int lanes, int padded_width) {
   allow_next();
@@ -106,10 +124,24 @@ __global__ void __launch_bounds__(kMostThreads, kSlabs ? 4 : 7)
   T* const source = head.part == head.kQ   ? call.q.at(row, head.head * call.head_dim)
                     : head.part == head.kK ? call.k.at(row, head.head * call.head_dim)
                                            : call.v.at(row, head.head * call.v_dim);
-  float squares = 0;
-  for (int c = lane * N; c < width; c += lanes * N) {
-    float x[N];
+  const Turning<N, PrepareCall<T, KV>> turning(call, stage, row);
+  auto each = [&](auto&& body) {
+    if constexpr (kSingle) {
+      if (lane * N < width) body(lane * N);
+    } else {
+      for (int c = lane * N; c < width; c += lanes * N) body(c);
+    }
+  };
+  float x[N], squares = 0;
+  Vector<T, N> gain;
+  Vector<float, N> staged;
+  Vector<float, 2 * N> turns;
+  each([&](int c) {
     Vector<T, N> vector;
+    if constexpr (kSingle) {
+      if (weight) gain.load(weight + c);
+      if (turned) turning.turns_of(c, turns);
+    }
     if constexpr (kSlabs) {
       const int64_t slab_width = int64_t{call.heads + call.kv_heads} * call.head_dim + int64_t{call.kv_heads} * call.v_dim;
       if (call.slab_bias) vector.load(call.slab_bias + head.column + c);
@@ -127,36 +159,39 @@ __global__ void __launch_bounds__(kMostThreads, kSlabs ? 4 : 7)
     vector.get(x);
 #pragma unroll
     for (int i = 0; i < N; ++i) squares += x[i] * x[i];
-    Vector<float, N> staged;
-    staged.set(x);
-    staged.store(stage + c);
-  }
-  if (weight) {
-    for (int offset = lanes / 2; offset > 0; offset /= 2) squares += __shfl_xor_sync(team_mask, squares, offset);
-    const float inverse = 1 / sqrtf(squares / static_cast<float>(call.head_dim) + call.eps);
-    for (int c = lane * N; c < width; c += lanes * N) {
-      float x[N], w[N];
-      Vector<float, N> staged;
-      Vector<T, N> vector;
-      vector.load(weight + c);
-      staged.load(stage + c);
-      vector.get(w);
-      staged.get(x);
-#pragma unroll
-      for (int i = 0; i < N; ++i) x[i] *= inverse * (w[i] + call.weight_offset);
-      vector.set(x);
-      vector.get(x);
+    if (!kSingle || (turned && !weight)) {
       staged.set(x);
       staged.store(stage + c);
     }
+  });
+  if (weight) {
+    for (int offset = lanes / 2; offset > 0; offset /= 2) squares += __shfl_xor_sync(team_mask, squares, offset);
+    const float inverse = 1 / sqrtf(squares / static_cast<float>(call.head_dim) + call.eps);
+    each([&](int c) {
+      if constexpr (!kSingle) {
+        gain.load(weight + c);
+        staged.load(stage + c);
+        staged.get(x);
+      }
+      float w[N];
+      gain.get(w);
+#pragma unroll
+      for (int i = 0; i < N; ++i) x[i] = rounded<T>(x[i] * (inverse * (w[i] + call.weight_offset)));
+      staged.set(x);
+      staged.store(stage + c);
+    });
   }
   __syncwarp(team_mask);
-  for (int c = lane * N; c < width; c += lanes * N) {
+  each([&](int c) {
+    if constexpr (!kSingle) {
+      staged.load(stage + c);
+      staged.get(x);
+      if (turned) turning.turns_of(c, turns);
+    }
     float y[N];
-    Vector<float, N> staged;
-    staged.load(stage + c);
-    staged.get(y);
-    if (turned && c < call.rotary_dim) turn<N>(stage, call.turns + row * int64_t{call.rotary_dim / 2}, call, c, y);
+#pragma unroll
+    for (int i = 0; i < N; ++i) y[i] = x[i];
+    if (turned) turning.turn(c, turns, y);
     Vector<T, N> vector;
     vector.set(y);
     if (head.part == head.kQ) {
@@ -170,7 +205,7 @@ __global__ void __launch_bounds__(kMostThreads, kSlabs ? 4 : 7)
       const int64_t head_stride = head.part == head.kK ? call.k_head_stride : call.v_head_stride;
       entry.store(pages + page * call.page_stride + head.head * head_stride + place * head.width + c);
     }
-  }
+  });
 }
 
 template <typename T, typename KV, int N, bool kSlabs>
@@ -184,8 +219,8 @@ void launch_prepare(const Queue& queue, const PrepareCall<T, KV>& call) {
   const int teams_a_block = threads / lanes, padded_width = (widest + 3) / 4 * 4;
   const size_t shared = size_t(teams_a_block) * padded_width * sizeof(float);
   MAGA_CHECK(shared <= 48 << 10, "heads of ", widest);
-  launch(queue, prepare_heads<T, KV, N, kSlabs>, dim3((teams + teams_a_block - 1) / teams_a_block), dim3(threads), shared, call,
-         lanes, padded_width);
+  auto* kernel = lanes * N >= widest ? prepare_heads<T, KV, N, kSlabs, true> : prepare_heads<T, KV, N, kSlabs, false>;
+  launch(queue, kernel, dim3((teams + teams_a_block - 1) / teams_a_block), dim3(threads), shared, call, lanes, padded_width);
 }
 
 template <typename T, typename KV>

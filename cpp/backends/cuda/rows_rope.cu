@@ -44,7 +44,7 @@ struct RopeCall {
   const float2* turns;
 };
 
-// N pairs a thread: two vectors half a rotation apart, or, interleaved, one of 2 N elements.
+// N pairs a thread: two vectors half a rotation apart, or, interleaved, side by side.
 template <typename T, int N>
 __global__ void rotate(const RopeCall<T> call) {
   allow_next();
@@ -59,18 +59,26 @@ __global__ void rotate(const RopeCall<T> call) {
   turns.get(turn);
   T* x = call.x.at(row, head * call.head_dim);
   if (call.interleaved) {
-    Vector<T, 2 * N> both;
-    float a[2 * N];
-    both.load(x + 2 * pair);
-    both.get(a);
+    Vector<T, N> parts[2];
+    float a[2][N];
 #pragma unroll
-    for (int e = 0; e < 2 * N; e += 2) {
-      const float first = a[e];
-      a[e] = first * turn[e] - a[e + 1] * turn[e + 1];
-      a[e + 1] = a[e + 1] * turn[e] + first * turn[e + 1];
+    for (int i = 0; i < 2; ++i) {
+      parts[i].load(x + 2 * pair + i * N);
+      parts[i].get(a[i]);
     }
-    both.set(a);
-    both.store(x + 2 * pair);
+#pragma unroll
+    for (int e = 0; e < N; ++e) {
+      float& one = a[2 * e / N][2 * e % N];
+      float& two = a[(2 * e + 1) / N][(2 * e + 1) % N];
+      const float first = one;
+      one = first * turn[2 * e] - two * turn[2 * e + 1];
+      two = two * turn[2 * e] + first * turn[2 * e + 1];
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      parts[i].set(a[i]);
+      parts[i].store(x + 2 * pair + i * N);
+    }
   } else {
     Vector<T, N> firsts, seconds;
     float a[N], b[N];

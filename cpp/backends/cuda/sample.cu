@@ -73,14 +73,14 @@ __global__ void __launch_bounds__(kScanThreads) scan_chunk(const SampleCall call
   warp_best(best);
 
   float sum = 0;
-  if (!is_greedy(draw) && draw.top_p < 1 && !limits_k(draw, call.vocab) && finite && best.logit > -INFINITY) {
+  if (!is_greedy(draw) && !limits_k(draw, call.vocab) && finite && best.logit > -INFINITY) {
     const Scaler scaled(best.logit, draw.temperature);
     for (int unit = begin; unit < end; unit += kScanElements) {
       if (call.chunk > kScanElements) load(unit);  // else they are still here
 #pragma unroll
       for (int i = 0; i < kLoads; ++i)
 #pragma unroll
-        for (int e = 0; e < N; ++e) sum += __expf(scaled(x[i][e]));
+        for (int e = 0; e < N; ++e) sum += expf(scaled(x[i][e]));
     }
 #pragma unroll
     for (int offset = kWarp / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);

@@ -23,7 +23,7 @@ constexpr int kMostChunks = 64;
 struct ChunkScan {
   float max;       // -infinity when every logit is
   int32_t argmax;  // first place of `max`
-  float sum;       // of exp((logit - max) / temperature), where top_p needs an estimate
+  float sum;       // of exp((logit - max) / temperature), where a draw needs it
   int32_t finite;  // no NaN, no +infinity
 };
 
@@ -47,14 +47,12 @@ struct SampleCall {
 __device__ __forceinline__ bool is_greedy(const Draw& d) { return d.temperature == 0 || d.top_k == 1 || d.top_p <= 0; }
 __device__ __forceinline__ bool limits_k(const Draw& d, int vocab) { return d.top_k > 0 && d.top_k < vocab; }
 
-// (logit - max) / temperature, as decode/sampler.cpp computes it.
+// (logit - max) / temperature, as decode/sampler.cpp computes it. A scale beyond fp32 leaves the best at 0 and the rest at
+// -infinity; then the product is taken with the largest fp32 number, which gives the same but for logits within 1e-37 of the best.
 struct Scaler {
   float max, scale;
-  __device__ __forceinline__ Scaler(float max, float temperature) : max(max), scale(1.f / temperature) {}
-  __device__ __forceinline__ float operator()(float logit) const {
-    if (scale > FLT_MAX) return logit == max ? 0.f : -INFINITY;  // 0 * infinity would be NaN
-    return (logit - max) * scale;
-  }
+  __device__ __forceinline__ Scaler(float max, float temperature) : max(max), scale(fminf(1.f / temperature, FLT_MAX)) {}
+  __device__ __forceinline__ float operator()(float logit) const { return (logit - max) * scale; }
 };
 
 // N floats from `from`; -infinity past `end`.

@@ -58,8 +58,10 @@ struct Kept {
   int32_t last_id = kLastId;
   float lowest = -INFINITY;  // min_p
   __device__ __forceinline__ bool operator()(float s, int32_t id) const {
+    if (s < lowest) return false;
+    if (distance == ~0u) return true;  // the same for all threads
     const uint32_t d = distance_of(s);
-    return s >= lowest && (d < distance || (d == distance && id <= last_id));
+    return d < distance || (d == distance && id <= last_id);
   }
 };
 
@@ -72,16 +74,21 @@ struct Drawing {
   Scaler scaled;
   Kept kept;
   bool in_list = false;
+  int first_unit = 0, last_unit;  // of the row: what is looked at
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
 
   __device__ Drawing(Shared& shared, const float* row, int vocab, const Scaler& scaled)
-      : shared(shared), row(row), vocab(vocab), scaled(scaled) {}
+      : shared(shared), row(row), vocab(vocab), scaled(scaled), last_unit((vocab + kUnit - 1) / kUnit) {}
 
-  __device__ int units() const { return in_list ? kWarps : (vocab + kUnit - 1) / kUnit; }
-  // The row's units of this warp, one after another, so that the lists of the warps are in the order of ids.
-  __device__ int units_a_warp() const { return (vocab + kUnit * kWarps - 1) / (kUnit * kWarps); }
+  // f(unit) for the row's units of this warp, which are neighbours, so that the lists of the warps are in the order of ids.
+  template <typename F>
+  __device__ __forceinline__ void each_unit(F&& f) const {
+    const int a_warp = (last_unit - first_unit + kWarps - 1) / kWarps;
+    const int first = first_unit + warp * a_warp, last = min(last_unit, first + a_warp);
+    for (int unit = first; unit < last; ++unit) f(unit);
+  }
 
-  // f(s, id) for this lane's elements of a unit of the row, in the order of ids between the steps of 32 * N.
+  // f(s, id) for this lane's elements of a unit of the row. Past its end there is nothing that weighs anything.
   template <typename F>
   __device__ __forceinline__ void in_unit(int unit, F&& f) const {
     constexpr int kSteps = kUnit / (kWarp * N);
@@ -92,8 +99,7 @@ struct Drawing {
 #pragma unroll
     for (int i = 0; i < kSteps; ++i)
 #pragma unroll
-      for (int e = 0; e < N; ++e)
-        if (const int id = first + i * kWarp * N + e; id < vocab) f(scaled(x[i][e]), id);
+      for (int e = 0; e < N; ++e) f(scaled(x[i][e]), first + i * kWarp * N + e);
   }
 
   // f(s, id) for all elements of this lane, and done(unit) after each unit.
@@ -103,11 +109,10 @@ struct Drawing {
       for (int i = lane; i < shared.listed[warp]; i += kWarp) f(shared.list[warp][i].s, shared.list[warp][i].id);
       done(warp);
     } else {
-      const int first = warp * units_a_warp(), last = min(units(), first + units_a_warp());
-      for (int unit = first; unit < last; ++unit) {
+      each_unit([&](int unit) {
         in_unit(unit, f);
         done(unit);
-      }
+      });
     }
   }
 
@@ -227,7 +232,7 @@ struct Drawing {
 #pragma unroll
       for (int e = 0; e < N; ++e) {
         const int id = first + lane * N + e;
-        mine += amounts[e] = id < vocab ? amount(scaled(x[e]), id) : 0;
+        mine += amounts[e] = amount(scaled(x[e]), id);
       }
       step(mine, [&](uint64_t within) {  // which of this lane's N
         int e = 0;
@@ -244,15 +249,12 @@ struct Drawing {
     return found;
   }
 
-  // Lists the tokens with s >= bar (not those at -infinity), if there is room for them. Returns the weight of the whole row if
-  // `sums`.
-  __device__ uint64_t list_from(float bar, bool sums) {
+  // Lists the tokens with s >= bar (not those at -infinity), if there is room for them.
+  __device__ void list_from(float bar) {
     bar = fmaxf(bar, -FLT_MAX);
     int count = 0;
-    uint64_t sum = 0;
-    const int first = warp * units_a_warp(), last = min(units(), first + units_a_warp());
     constexpr int kSteps = kUnit / (kWarp * N);
-    for (int unit = first; unit < last; ++unit) {
+    each_unit([&](int unit) {
       float x[kSteps][N];
 #pragma unroll
       for (int i = 0; i < kSteps; ++i) load_logits<N>(row, unit * kUnit + (i * kWarp + lane) * N, vocab, x[i]);
@@ -262,7 +264,6 @@ struct Drawing {
 #pragma unroll
         for (int e = 0; e < N; ++e) {
           x[i][e] = scaled(x[i][e]);
-          if (sums) sum += weight_of(x[i][e]);
           mine += x[i][e] >= bar;
         }
         if (!__any_sync(~0u, mine)) continue;
@@ -282,14 +283,9 @@ struct Drawing {
           }
         count += all;
       }
-    }
-    sum = warp_sum(sum);
-    if (lane == 0) {
-      shared.listed[warp] = count;
-      shared.warp_sums[warp] = sum;
-    }
+    });
+    if (lane == 0) shared.listed[warp] = count;
     in_list = !__syncthreads_or(count > kListed);
-    return warp_sum(shared.warp_sums[lane]);
   }
 };
 
@@ -308,9 +304,9 @@ __device__ float best_bound(const RowScan& scan, int count, int k, float* larges
   return *largest;
 }
 
-__device__ __forceinline__ uint64_t share_of(uint64_t total, double p) {
-  const double share = ceil(p * static_cast<double>(total));
-  return max(uint64_t{1}, min(total, static_cast<uint64_t>(share)));
+// The part p of a weight in units of 1, in those of weight_of(), at least one.
+__device__ __forceinline__ uint64_t share_of(double weight, double p) {
+  return max(uint64_t{1}, static_cast<uint64_t>(ceil(p * weight * 0x1p43)));
 }
 
 template <int N>
@@ -357,32 +353,69 @@ __global__ void __launch_bounds__(kThreads) finish_draw(const SampleCall call) {
   const Scaler scaled(max, draw.temperature);
   Drawing<N> drawing(shared, call.logits + int64_t{draw.row} * call.vocab, call.vocab, scaled);
   auto weight = [](float s) { return weight_of(s); };
+  // u in [0, 1), in units of 2^-64.
+  uint64_t number = static_cast<uint64_t>(uniform(draw.seed, draw.stream, draw.index) * 0x1p53) << 11;
   if (limits_k(draw, call.vocab)) {
     const int warps = call.chunks * kScanWarps;
-    if (draw.top_k <= warps) drawing.list_from(scaled(best_bound(scan, warps, draw.top_k, &bound)), false);
+    if (draw.top_k <= warps) drawing.list_from(scaled(best_bound(scan, warps, draw.top_k, &bound)));
     drawing.keep_nearest([](float) { return uint64_t{1}; },
                          [&](uint64_t total) { return min(total, static_cast<uint64_t>(draw.top_k)); });
-    if (draw.top_p < 1) drawing.keep_nearest(weight, [&](uint64_t total) { return share_of(total, draw.top_p); });
-  } else if (draw.top_p < 1) {
-    float sum = 0;
-    for (int i = lane; i < call.chunks; i += kWarp) sum += scan.chunks[i].sum * expf(scaled(scan.chunks[i].max));
+    if (draw.top_p < 1)
+      drawing.keep_nearest(weight,
+                           [&](uint64_t all) { return min(all, share_of(static_cast<double>(all) * 0x1p-43, draw.top_p)); });
+  } else {
+    // The weight of each chunk, two a lane, and of the row: every warp computes the same.
+    double weights[kMostChunks / kWarp], sum = 0;
 #pragma unroll
-    for (int offset = kWarp / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
-    // All tokens below probability (1 - p) / vocab together have less than 1 - p, so none of them is needed to reach p; the
-    // margin is for rounding. No token weighs more than 1, so that at least p * sum tokens are needed.
-    uint64_t total = 0;
-    if (draw.top_p * sum < kWarps * kListed) {
-      total = drawing.list_from(logf((1 - draw.top_p) / static_cast<float>(call.vocab) * sum) - 1e-3f, true);
+    for (int i = 0; i < kMostChunks / kWarp; ++i) {
+      const int chunk = lane * (kMostChunks / kWarp) + i;
+      weights[i] = chunk < call.chunks ? double{scan.chunks[chunk].sum} * expf(scaled(scan.chunks[chunk].max)) : 0;
+      sum += weights[i];
     }
-    const bool listed = drawing.in_list;
-    drawing.keep_nearest(weight, [&](uint64_t all) { return share_of(listed ? total : all, draw.top_p); });
+    double through = sum;
+#pragma unroll
+    for (int offset = 1; offset < kWarp; offset *= 2) {
+      const double other = __shfl_up_sync(~0u, through, offset);
+      if (lane >= offset) through += other;
+    }
+    const double total = __shfl_sync(~0u, through, kWarp - 1);
+    if (draw.top_p < 1) {
+      // All tokens below probability (1 - p) / vocab together have less than 1 - p, so none of them is needed to reach p; the
+      // margin is for rounding. No token weighs more than 1, so that at least p * total tokens are needed.
+      const float bar = logf((1 - draw.top_p) / static_cast<float>(call.vocab) * static_cast<float>(total)) - 1e-3f;
+      if (draw.top_p * total < kWarps * kListed) drawing.list_from(bar);
+      drawing.kept.lowest = bar;
+      drawing.keep_nearest(weight, [&](uint64_t there) { return min(there, share_of(total, draw.top_p)); });
+    } else if (draw.min_p > 0) {
+      drawing.list_from(logf(draw.min_p));
+    } else {
+      // The whole row: which chunk, and then where in it.
+      const double target = number * 0x1p-64 * total;
+      double before = through - sum;
+      int chunk = -1;
+      double share = 0;
+#pragma unroll
+      for (int i = 0; i < kMostChunks / kWarp; ++i) {
+        if (chunk < 0 && weights[i] > 0 && target < before + weights[i]) {
+          chunk = lane * (kMostChunks / kWarp) + i;
+          share = fmax(0., (target - before) / weights[i]);
+        }
+        before += weights[i];
+      }
+      const unsigned found = __ballot_sync(~0u, chunk >= 0);
+      const int source = found ? __ffs(found) - 1 : 0;
+      chunk = found ? __shfl_sync(~0u, chunk, source) : argmax / call.chunk;  // if rounding left none
+      share = __shfl_sync(~0u, share, source);
+      number = static_cast<uint64_t>(fmin(share, 1 - 0x1p-53) * 0x1p53) << 11;
+      drawing.first_unit = chunk * (call.chunk / kUnit);
+      drawing.last_unit = min(drawing.last_unit, drawing.first_unit + call.chunk / kUnit);
+    }
   }
-  if (draw.min_p > 0) drawing.kept.lowest = fminf(0.f, logf(draw.min_p));
+  if (draw.min_p > 0) drawing.kept.lowest = fmaxf(drawing.kept.lowest, fminf(0.f, logf(draw.min_p)));
 
-  const uint64_t u = static_cast<uint64_t>(uniform(draw.seed, draw.stream, draw.index) * 0x1p53) << 11;
   const Kept kept = drawing.kept;
   finish(drawing.place_of([&](float s, int32_t id) { return kept(s, id) ? weight_of(s) : uint64_t{0}; },
-                          [&](uint64_t total) { return __umul64hi(u, total) + 1; }),
+                          [&](uint64_t all) { return __umul64hi(number, all) + 1; }),
          1);
 }
 

@@ -22,6 +22,8 @@ DoubleWeight dequantize(const WeightSpec& spec, const Affine& affine) {
   const int64_t rows = spec.shape[0], cols = spec.shape[1];
   MAGA_REQUIRE(affine.bits >= 1 && affine.bits <= 8, "weight \"", spec.name, "\" has codes of ", affine.bits,
                " bits; valid are 1 to 8");
+  MAGA_REQUIRE(affine.zero >= 0 && affine.zero <= 255, "weight \"", spec.name, "\" has the zero point ", affine.zero,
+               "; valid are 0 to 255");
   MAGA_REQUIRE(affine.group > 0 && cols % affine.group == 0, "weight \"", spec.name, "\": a group of ", affine.group,
                " does not divide ", cols, " columns");
   const std::vector<int64_t> groups{rows, cols / affine.group};
@@ -148,6 +150,8 @@ class ReferenceBackend : public Backend {
   ThreadPool& threads() override { return threads_; }
 
   std::shared_ptr<const Weight> pack(const WeightSpec& spec, const Canonical& weight) override {
+    MAGA_REQUIRE(spec.shape.size() == 1 || spec.shape.size() == 2, "weight \"", spec.name, "\" has ", spec.shape.size(),
+                 " dimensions; vectors and matrices can be taken");
     auto packed = std::visit([&](const auto& form) { return dequantize(spec, form); }, weight);
     packed.rows = spec.shape.size() == 2 ? spec.shape[0] : 1;
     packed.cols = spec.shape.back();
