@@ -15,9 +15,9 @@ namespace {
 
 constexpr int kFewRows = 16;  // packed rows of the small tile
 
-// Hands out parts of one allocation; with a null base it only counts.
+// Hands out parts of one allocation; with base 0 it only counts.
 struct Carver {
-  std::byte* base = nullptr;
+  uintptr_t base = 0;
   size_t used = 0;
   template <typename T>
   T* take(size_t count) {
@@ -102,7 +102,7 @@ void AttentionPlan::State::allocate(int64_t sequences) {
     return carver.used;
   };
   memory = DeviceMemory(static_cast<int64_t>(layout({})), "the work lists of attention");
-  layout({.base = memory.data()});
+  layout({.base = reinterpret_cast<uintptr_t>(memory.data())});
   MAGA_CUDA(cudaMemset(arrived, 0, most_ctas * sizeof(int)));
   MAGA_CUDA(cudaStreamSynchronize(nullptr));  // the queue's stream may not wait for this one
 }

@@ -19,8 +19,7 @@ Fa3Plan::Fa3Plan(const Fa3Kernel& kernel, const AttentionShape& shape, int64_t t
   MAGA_CUDA(cudaGetDevice(&device));
   MAGA_CUDA(cudaDeviceGetAttribute(&sms_, cudaDevAttrMultiProcessorCount, device));
   work_.resize(sms_);
-  most_items_ = tokens * shape.heads;  // a tile has at least one token
-  most_items_ = std::min(most_items_, (tokens / kernel.tile + tokens / kFa3Tokens + 1) * shape.heads);
+  most_items_ = (tokens / kernel.tile + tokens / kFa3Tokens + 1) * shape.heads;  // the last tile of each sequence may be part empty
   const int64_t bytes = (kArrays * most_items_ + sms_ + 1) * static_cast<int64_t>(sizeof(int32_t));
   memory_ = DeviceMemory(bytes, "the schedule of attention");
   for (Staging& s : staging_) s.memory = PinnedMemory(bytes, "the schedule of attention");
@@ -79,6 +78,7 @@ void Fa3Plan::plan(const Queue& queue, const Step& host, int first_sequence) {
 }
 
 void Fa3Plan::run(const Queue& queue, const DeviceStep& step, const AttentionArgs& args) const {
+  MAGA_CHECK(reinterpret_cast<uintptr_t>(args.q) % 16 == 0 && args.q_stride % 8 == 0, "queries are copied in pieces of 16 bytes");
   MAGA_CHECK(args.soft_cap == 0 && args.alibi_slopes == nullptr && args.sinks == nullptr, "FlashAttention-3 has none of these");
   const int32_t* start = memory_.as<int32_t>();
   const int32_t* arrays = start + sms_ + 1;
