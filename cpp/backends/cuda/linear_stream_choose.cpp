@@ -1,6 +1,7 @@
 // Which streaming kernel a shape gets: the one whose estimated time is least, but for a few small matrices that were measured. The
-// estimate was fitted to 75 sweeps over all configurations on an H200 (`cuda_linear sweep`, which prints what the choice costs
-// against the best): within 2 % on the matrices of Llama-3-8B.
+// estimate was fitted to one sweep over all configurations of 15 matrices on one H200 (`cuda_linear sweep`, which prints what the
+// choice costs against the best): on that same data it is within 3 % for the matrices of Llama-3-8B. Times of kernels under 5 us
+// differ by 10 to 25 % from run to run, so a difference of a few percent there means nothing.
 #include <algorithm>
 #include <limits>
 #include <utility>
@@ -18,7 +19,7 @@ constexpr int kWindowBytes = 64 << 10, kWindowBytesMany = 96 << 10;
 constexpr int kManyTokens = 32;
 
 // Matrices of Llama-3.2-1B and SmolLM-135M so small, or so short, that what counts is how long a CTA takes to start and to finish,
-// which the estimate does not know. Measured: 1.03 to 1.36 times as fast as the estimate's choice.
+// which the estimate does not know. In that sweep: 1.03 to 1.36 times as fast as the estimate's choice.
 struct Measured {
   int rows, k, tokens, tile, split;
 };
