@@ -9,7 +9,7 @@ namespace maga::cuda {
 
 struct LinearArgs {
   const void* weight = nullptr;  // (n, k) row-major, of `type`; gated: (2 n, k), the gate rows and then the up rows
-  const void* x = nullptr;       // (m, k) of `type`; rows up to the next of 8, 16, 32, 64 are readable, whatever they hold
+  const void* x = nullptr;       // (m, k) of `type`
   int64_t x_stride = 0;          // elements
   int m = 0, n = 0, k = 0;
   DType type = DType::bf16;  // f32, f16, bf16
@@ -28,9 +28,10 @@ struct LinearArgs {
   void* scratch = nullptr;  // linear_scratch_bytes()
 };
 
-// How many slabs the kernel for this call writes when it may; 0: it has none, give `out`. Depends on m, n, k, type and the device.
+// How many slabs the kernel for this call writes when it may; 0: it has none, give `out`. Depends on m, n, k, type, the
+// device, and whether weight and x (with its stride) are aligned to 16 bytes: ask with the arguments of the call.
 int slabs_of(const LinearArgs& args);
-// At most this many, over all m up to `tokens`.
+// At most this many, over all m.
 int most_slabs(int n, int k, DType type);
 // Bytes of scratch that any call with these sizes needs (cuBLASLt's workspace, the two halves of a gated linear).
 size_t linear_scratch_bytes(int64_t tokens, int64_t widest_gated_n, DType type);
