@@ -178,7 +178,7 @@ SPANS = {
     "prefill": [(37, 0)],
     "decode": [(1, 100)],
     "ragged": [(1, 15), (5, 0), (1, 16), (20, 31), (1, 0), (3, 64)],
-    "long": [(5, 700), (1, 900)],
+    "far": [(5, 700), (1, 900)],
     "decodes": [(1, 3), (1, 47), (1, 16), (1, 129), (1, 31)],
     "long": [(1, 400), (70, 130), (150, 0), (1, 900)],
     "many": [(1, 7 * s % 100) for s in range(40)],
@@ -398,8 +398,8 @@ def table() -> Iterator[tuple[str, Builder]]:
         yield from attention(64, 6, 2, spans, alibi=True)
         yield from attention(64, 4, 1, spans, sinks=True)
         yield from attention(64, 4, 2, spans, tree=True)
-    yield from attention(128, 8, 2, "long", sinks=True, alibi=True)
-    yield from attention(64, 6, 3, "long", soft_cap=1.0, window=300, tree=True)
+    yield from attention(128, 8, 2, "far", sinks=True, alibi=True)
+    yield from attention(64, 6, 3, "far", soft_cap=1.0, window=300, tree=True)
     yield from attention(256, 4, 2, "ragged", soft_cap=3.0, sinks=True)
     yield from attention(80, 4, 2, "ragged", alibi=True, tree=True, kv_dtype="fp16")
 

@@ -115,7 +115,8 @@ void CudaExecutable::place_values() {
   const BufferPlan plan = plan_buffers(program_, bytes, kAlignment, late);
   offsets_ = plan.offset;
   arena_ = DeviceMemory(plan.bytes, "activations");
-  MAGA_CUDA(cudaMemset(arena_.data(), 0xff, static_cast<size_t>(arena_.bytes())));  // NaN: what nobody wrote must not go unseen
+  // NaN: what nobody wrote must not go unseen.
+  MAGA_CUDA(cudaMemsetAsync(arena_.data(), 0xff, static_cast<size_t>(arena_.bytes()), stream_.get()));
 }
 
 void CudaExecutable::allocate_scratch() {
@@ -132,12 +133,12 @@ void CudaExecutable::allocate_scratch() {
   for (const RopeTable& table : program_.rope_tables) {
     const int64_t pairs = table.rotary_dim / 2;
     inv_freqs_.emplace_back(pairs * static_cast<int64_t>(sizeof(float)), "rope tables");
-    MAGA_CUDA(cudaMemcpy(inv_freqs_.back().data(), table.inv_freq.data(), pairs * sizeof(float), cudaMemcpyHostToDevice));
+    copy_in(inv_freqs_.back(), table.inv_freq);
     turns_.emplace_back(limits_.tokens * pairs * static_cast<int64_t>(sizeof(float2)), "rope angles");
   }
   for (const std::vector<float>& slopes : program_.alibi_slopes) {
     alibi_slopes_.emplace_back(static_cast<int64_t>(slopes.size() * sizeof(float)), "ALiBi slopes");
-    MAGA_CUDA(cudaMemcpy(alibi_slopes_.back().data(), slopes.data(), slopes.size() * sizeof(float), cudaMemcpyHostToDevice));
+    copy_in(alibi_slopes_.back(), slopes);
   }
   const int draws = static_cast<int>(limits_.logit_rows);
   chosen_ = DeviceMemory(draws * static_cast<int64_t>(sizeof(int32_t)), "tokens");
@@ -167,6 +168,7 @@ void CudaExecutable::make_pages(int64_t pages) {
   }
   for (const Op& op : program_.ops)
     if (const auto* attention = std::get_if<Attention>(&op)) plan_of(*attention);
+  MAGA_CUDA(cudaDeviceSynchronize());  // plans are cleared on another stream than they are used on
 }
 
 AttentionPlan& CudaExecutable::plan_of(const Attention& op) {
@@ -382,6 +384,11 @@ void CudaExecutable::copy_page(int32_t from, int32_t to) {
 
 // --- values ---
 
+// On the stream of the kernels that will read it: a copy on another one may still be under way when it returns.
+void CudaExecutable::copy_in(const DeviceMemory& to, std::span<const float> from) {
+  MAGA_CUDA(cudaMemcpyAsync(to.data(), from.data(), from.size_bytes(), cudaMemcpyHostToDevice, stream_.get()));
+}
+
 int64_t CudaExecutable::capacity(ValueId value) const {
   return round_up(program_.values[value].rows == Rows::tokens ? limits_.tokens : limits_.logit_rows, kRowTile);
 }
@@ -398,7 +405,7 @@ void CudaExecutable::write_value(ValueId value, std::span<const float> rows) {
   MAGA_CHECK(count * width == static_cast<int64_t>(rows.size()) && count <= capacity(value), rows.size(), " floats for value ",
              program_.values[value].name);
   const DeviceMemory staged(static_cast<int64_t>(rows.size_bytes()), "a value");
-  MAGA_CUDA(cudaMemcpy(staged.data(), rows.data(), rows.size_bytes(), cudaMemcpyHostToDevice));
+  copy_in(staged, rows);
   narrow(queue_, type_of(value), staged.as<const float>(), {arena_.data() + offsets_[value], width}, count,
          static_cast<int>(width));
   MAGA_CUDA(cudaStreamSynchronize(stream_.get()));
@@ -411,8 +418,8 @@ std::vector<float> CudaExecutable::read_value(ValueId value, int64_t rows) {
   std::vector<float> result(static_cast<size_t>(rows * width));
   const DeviceMemory staged(rows * width * static_cast<int64_t>(sizeof(float)), "a value");
   widen(queue_, type_of(value), {arena_.data() + offsets_[value], width}, staged.as<float>(), rows, static_cast<int>(width));
+  MAGA_CUDA(cudaMemcpyAsync(result.data(), staged.data(), result.size() * sizeof(float), cudaMemcpyDeviceToHost, stream_.get()));
   MAGA_CUDA(cudaStreamSynchronize(stream_.get()));
-  MAGA_CUDA(cudaMemcpy(result.data(), staged.data(), result.size() * sizeof(float), cudaMemcpyDeviceToHost));
   return result;
 }
 

@@ -54,6 +54,7 @@ class CudaExecutable : public Executable {
   };
 
   void check_weights() const;
+  void copy_in(const DeviceMemory& to, std::span<const float> from);
   void plan_lowering();
   void place_values();
   void allocate_scratch();
