@@ -66,6 +66,8 @@ int32_t draw_random(MutableRow row, float max, const SampleInput& input, SampleS
   } else {
     return draw(row, 0, u, &scratch->blocks);
   }
+  // In the order of their ids, as devices draw: a seed gives the same text whoever chooses.
+  std::sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
   return draw(candidates, u);
 }
 

@@ -19,8 +19,9 @@ pytestmark = needs_card
 # Half a unit in the last place is 2e-3 of an element in bf16 and 2.4e-4 in fp16; an op may round once inside. fp32: sums of up to
 # some thousand terms, and fast exponentials.
 TOLERANCE = {"fp32": 1e-4, "bf16": 1.5e-2, "fp16": 2e-3}
-# The softmax turns rounded queries and keys into weights, and those are rounded before they meet the values.
-ATTENTION_TOLERANCE = {"fp32": 1e-4, "bf16": 4e-2, "fp16": 5e-3}
+# The softmax turns rounded queries and keys (normalised heads are as long as sqrt(head_dim)) into weights, and those are rounded
+# before they meet the values.
+ATTENTION_TOLERANCE = {"fp32": 1e-4, "bf16": 1e-1, "fp16": 1.25e-2}
 # Of a whole program, as root mean square.
 PROGRAM_TOLERANCE = {"fp32": 1e-4, "bf16": 5e-2, "fp16": 6e-3}
 
@@ -36,7 +37,7 @@ def test_op(compute: str, name: str) -> None:
     assert distance(got, expected_rounded(name, compute)) < tolerance[compute]
 
 
-@pytest.mark.parametrize("name", ["linear-bf16-1024x4096-x13", "attention-128-8over2-long-fp32-pages16", "norm-rms-576-by576-x4"])
+@pytest.mark.parametrize("name", ["linear-bf16-1024x4096-x13", "attention-128-4over2-long-fp32-pages16", "norm-rms-576-by576-x4"])
 @pytest.mark.parametrize("compute", COMPUTE)
 def test_twice_is_the_same(compute: str, name: str) -> None:
     """Bit for bit: no result hangs on the order in which blocks finish."""

@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kWarps * 32) attention_generic_kernel(DeviceSt
       }
     }
     const float most = fmaxf(maximum, warp_max(score));
-    if (most == -INFINITY) continue;
+    if (most == -INFINITY && !__any_sync(~0u, isnan(score))) continue;  // nothing seen yet; but a NaN must stay visible
     const float shrink = expf(maximum - most), p = expf(score - most);
     sum = sum * shrink + warp_sum(p), maximum = most;
 #pragma unroll
@@ -103,11 +103,11 @@ __global__ void __launch_bounds__(kWarps * 32) attention_generic_kernel(DeviceSt
   for (int w = 0; w < kWarps; ++w) most = fmaxf(most, sums[w].x);
   if (args.sinks != nullptr) all = expf(sink - most);
   for (int w = 0; w < kWarps; ++w)
-    if (sums[w].y > 0) all += sums[w].y * expf(sums[w].x - most);
+    if (sums[w].y != 0) all += sums[w].y * expf(sums[w].x - most);
   for (int i = threadIdx.x; i < shape.v_dim; i += blockDim.x) {
     float x = 0;
     for (int w = 0; w < kWarps; ++w)
-      if (sums[w].y > 0) x += values[w][i] * expf(sums[w].x - most);
+      if (sums[w].y != 0) x += values[w][i] * expf(sums[w].x - most);
     from_float(out[i], all > 0 ? x / all : 0);
   }
 }

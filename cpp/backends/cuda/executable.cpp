@@ -1,6 +1,7 @@
 #include "backends/cuda/executable.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include "backends/check_step.h"
@@ -53,7 +54,9 @@ CudaExecutable::CudaExecutable(std::shared_ptr<Device> device, Program program, 
   if (limits_.pages == 0 && page_bytes_ > 0) {
     // Room is measured after the largest step has run once, with pages enough for it.
     make_pages(limits_.tokens / limits_.page_tokens + limits_.sequences);
-    warm_up();
+    warm_up(limits_.tokens);
+    for (auto tokens = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(limits_.tokens))); tokens > 512; tokens /= 2)
+      warm_up(tokens);
     limits_.pages = 0;
     pool_ = {};
     make_pages(pages_that_fit());
@@ -186,13 +189,13 @@ AttentionPlan& CudaExecutable::plan_of(const Attention& op) {
   return *plans_.back();
 }
 
-// One prompt that fills the token budget: its pages are the first of the pool.
-void CudaExecutable::warm_up() {
-  std::vector<int32_t> ids(limits_.tokens), positions(limits_.tokens), pages;
-  const int64_t longest = program_.max_positions > 0 ? program_.max_positions : limits_.tokens;
+// Prompts of `budget` tokens together, in the first pages of the pool.
+void CudaExecutable::warm_up(int64_t budget) {
+  std::vector<int32_t> ids(budget), positions(budget), pages;
+  const int64_t longest = program_.max_positions > 0 ? program_.max_positions : budget;
   std::vector<int32_t> starts{0}, lengths, page_starts{0}, rows;
-  for (int64_t begin = 0; begin < limits_.tokens && static_cast<int64_t>(lengths.size()) < limits_.sequences;) {
-    const int64_t count = std::min(limits_.tokens - begin, longest);
+  for (int64_t begin = 0; begin < budget && static_cast<int64_t>(lengths.size()) < limits_.sequences;) {
+    const int64_t count = std::min(budget - begin, longest);
     for (int64_t i = 0; i < count; ++i) {
       ids[begin + i] = static_cast<int32_t>((begin + i) * 31 % program_.vocab);
       positions[begin + i] = static_cast<int32_t>(i);

@@ -60,7 +60,7 @@ class CudaExecutable : public Executable {
   void allocate_scratch();
   void make_attention(const Limits& limits);
   void make_pages(int64_t pages);
-  void warm_up();
+  void warm_up(int64_t budget);
   int64_t pages_that_fit() const;
   int64_t most_page_ids() const;
 

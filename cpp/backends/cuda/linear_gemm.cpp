@@ -1,6 +1,7 @@
 #include "backends/cuda/linear_gemm.h"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 #include <vector>
 
@@ -10,15 +11,11 @@
 namespace maga::cuda {
 namespace {
 
-constexpr int kCandidates = 8;
-constexpr int kMeasureFrom = 65;  // tokens; below, weights alone decide and the first candidate is good enough
+constexpr int kCandidates = 16;
 
-// Finer where tiles of tokens are few.
-int bucket_of(int m) {
-  if (m <= 64) return m <= 8 ? 8 : m <= 16 ? 16 : m <= 32 ? 32 : 64;
-  const int step = m <= 512 ? 64 : m <= 2048 ? 256 : 1024;
-  return (m + step - 1) / step * step;
-}
+// Which numbers of tokens are worth the time that measuring takes: the batches of captured graphs and the sizes at which an
+// executable warms up. Below 65 weights alone decide; other sizes come once, or rarely, and take what the library thinks best.
+bool worth_measuring(int m) { return m > 64 && (m <= 512 ? m % 16 == 0 : std::has_single_bit(static_cast<unsigned>(m))); }
 
 cudaDataType_t cuda_type(DType type) { return type == DType::f32 ? CUDA_R_32F : type == DType::f16 ? CUDA_R_16F : CUDA_R_16BF; }
 
@@ -68,17 +65,17 @@ struct Gemms::Plan {
     MAGA_CUBLASLT(preference_set(preference, lt::kAlignmentB, &key.x_alignment, sizeof(uint32_t)));
     MAGA_CUBLASLT(preference_set(preference, lt::kAlignmentC, &key.residual_alignment, sizeof(uint32_t)));
     MAGA_CUBLASLT(preference_set(preference, lt::kAlignmentD, &key.out_alignment, sizeof(uint32_t)));
-    candidates.resize(kCandidates);
+    candidates.resize(worth_measuring(key.m) ? kCandidates : 1);
     int found = 0;
-    const lt::Status status =
-        lt::library().candidates(handle, operation, weight, x, residual, out, preference, kCandidates, candidates.data(), &found);
+    const lt::Status status = lt::library().candidates(handle, operation, weight, x, residual, out, preference,
+                                                       static_cast<int>(candidates.size()), candidates.data(), &found);
     candidates.resize(status == lt::kSuccess ? found : 0);
     std::erase_if(candidates, [](const lt::Candidate& c) { return c.status != lt::kSuccess; });
     MAGA_CUBLASLT(preference_destroy(preference));
     MAGA_CHECK(!candidates.empty(), "cuBLASLt has no algorithm for m ", key.m, ", n ", key.n, ", k ", key.k, " of ",
                name_of(key.type), ", strides ", key.x_stride, " and ", key.out_stride, ", alignments ", key.weight_alignment, ", ",
                key.x_alignment, ", ", key.out_alignment, ": ", lt::library().status_name(status));
-    measured = key.m < kMeasureFrom || candidates.size() == 1;
+    measured = candidates.size() == 1;
   }
   ~Plan() {
     lt::library().operation_destroy(operation);
@@ -111,8 +108,6 @@ Gemms::Plan& Gemms::plan_of(const Key& key) {
 }
 
 lt::Status Gemms::multiply(cudaStream_t stream, Plan& plan, const LinearArgs& args, void* out, void* workspace) {
-  const uint64_t m = args.m;
-  for (const lt::Layout layout : {plan.x, plan.out, plan.residual}) MAGA_CUBLASLT(layout_set(layout, lt::kColumns, &m, sizeof m));
   if (args.bias) MAGA_CUBLASLT(operation_set(plan.operation, lt::kBiasPointer, &args.bias, sizeof args.bias));
   const float one = 1, keep = args.residual ? 1 : 0;
   const lt::Candidate& chosen = plan.candidates.front();
@@ -156,27 +151,23 @@ void Gemms::run(const Queue& queue, const LinearArgs& args, void* workspace) {
     linear_finish(queue, args);
     return;
   }
-  Key key{.m = bucket_of(args.m),
-          .n = args.n,
-          .k = args.k,
-          .type = args.type,
-          .out_type = args.out_type,
-          .bias = args.bias != nullptr,
-          .residual = args.residual != nullptr,
-          .x_stride = args.x_stride,
-          .out_stride = args.out_stride,
-          .residual_stride = args.residual ? args.residual_stride : 0,
-          .weight_alignment = alignment_of(args.weight),
-          .x_alignment = alignment_of(args.x),
-          .out_alignment = alignment_of(args.out),
-          .residual_alignment = args.residual ? alignment_of(args.residual) : alignment_of(args.out)};
-  Plan* plan = &plan_of(key);
-  if (!plan->measured && !capturing(queue.stream)) measure(queue.stream, *plan, args, workspace);
-  lt::Status status = multiply(queue.stream, *plan, args, args.out, workspace);
-  if (status != lt::kSuccess && key.m != args.m) {  // an algorithm for the bucket that does not take this m
-    key.m = args.m;
-    status = multiply(queue.stream, plan_of(key), args, args.out, workspace);
-  }
+  const Key key{.m = args.m,
+                .n = args.n,
+                .k = args.k,
+                .type = args.type,
+                .out_type = args.out_type,
+                .bias = args.bias != nullptr,
+                .residual = args.residual != nullptr,
+                .x_stride = args.x_stride,
+                .out_stride = args.out_stride,
+                .residual_stride = args.residual ? args.residual_stride : 0,
+                .weight_alignment = alignment_of(args.weight),
+                .x_alignment = alignment_of(args.x),
+                .out_alignment = alignment_of(args.out),
+                .residual_alignment = args.residual ? alignment_of(args.residual) : alignment_of(args.out)};
+  Plan& plan = plan_of(key);
+  if (!plan.measured && !capturing(queue.stream)) measure(queue.stream, plan, args, workspace);
+  const lt::Status status = multiply(queue.stream, plan, args, args.out, workspace);
   MAGA_CHECK(status == lt::kSuccess, "cuBLASLt: ", lt::library().status_name(status), ", m ", args.m, ", n ", args.n, ", k ",
              args.k, " of ", name_of(args.type));
 }
