@@ -99,8 +99,8 @@ void bind_executable(py::module_& m) {
           "run",
           [](Executable& e, Ids ids, Ids positions, Ids sequence_start, Ids kv_length, Ids page_start, Ids pages, Ids logit_rows,
              std::optional<Ids> prompt_length, std::vector<uint64_t> tree) {
-            const StepArrays arrays{std::move(ids),        std::move(positions),    std::move(sequence_start),
-                                    std::move(kv_length),  std::move(page_start),   std::move(pages),
+            const StepArrays arrays{std::move(ids),        std::move(positions),     std::move(sequence_start),
+                                    std::move(kv_length),  std::move(page_start),    std::move(pages),
                                     std::move(logit_rows), std::move(prompt_length), std::move(tree)};
             py::gil_scoped_release release;
             e.run(arrays.step());
@@ -112,8 +112,8 @@ void bind_executable(py::module_& m) {
           "enqueue",
           [](Executable& e, const std::vector<Draw>& draws, Ids ids, Ids positions, Ids sequence_start, Ids kv_length,
              Ids page_start, Ids pages, Ids logit_rows, std::optional<Ids> prompt_length, std::vector<uint64_t> tree) {
-            const StepArrays arrays{std::move(ids),        std::move(positions),    std::move(sequence_start),
-                                    std::move(kv_length),  std::move(page_start),   std::move(pages),
+            const StepArrays arrays{std::move(ids),        std::move(positions),     std::move(sequence_start),
+                                    std::move(kv_length),  std::move(page_start),    std::move(pages),
                                     std::move(logit_rows), std::move(prompt_length), std::move(tree)};
             py::gil_scoped_release release;
             e.enqueue(arrays.step(), draws);

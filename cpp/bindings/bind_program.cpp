@@ -142,8 +142,8 @@ void bind_ops(py::class_<Program>& program) {
                                       .sinks = sinks});
           },
           py::arg("out"), py::arg("q"), py::arg("k"), py::arg("v"), py::kw_only(), py::arg("layer"), py::arg("heads"),
-          py::arg("kv_heads"), py::arg("head_dim"), py::arg("scale"), py::arg("window") = 0,
-          py::arg("soft_cap") = 0.0f, py::arg("alibi") = kNone, py::arg("sinks") = kNone)
+          py::arg("kv_heads"), py::arg("head_dim"), py::arg("scale"), py::arg("window") = 0, py::arg("soft_cap") = 0.0f,
+          py::arg("alibi") = kNone, py::arg("sinks") = kNone)
       .def(
           "activation",
           [](Program& p, View out, View gate, std::optional<View> up, const std::string& kind) {

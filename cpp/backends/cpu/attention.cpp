@@ -119,7 +119,8 @@ void AttentionPlan::run(ThreadPool& threads, const AttentionKernels& kernels, co
            .first_key = block.first_key,
            .pages = step.pages.data() + step.page_start[block.sequence],
            .tree = step.tree.empty() ? nullptr : step.tree.data() + block.first_token,
-           .first_new = step.kv_length[block.sequence] - (step.sequence_start[block.sequence + 1] - step.sequence_start[block.sequence]),
+           .first_new =
+               step.kv_length[block.sequence] - (step.sequence_start[block.sequence + 1] - step.sequence_start[block.sequence]),
            .kv_head = item.kv_head,
            .segment_begin = item.segment_begin,
            .segment_end = item.segment_end,

@@ -62,7 +62,7 @@ struct RowTile {
   int64_t index[kTileRows];  // K/V index of each row's token
   const uint64_t* tree[kTileRows];
   int64_t first_new;
-  bool edited;  // any of them
+  bool edited;     // any of them
   float* scores;   // (kTileRows, kSegmentTokens)
   int64_t values;  // columns of `out`, whole vectors
   float* maxima;   // (M)
@@ -106,8 +106,7 @@ inline void edit_scores(const RowTile& t, int r, int64_t first_key, int64_t vecs
     }
   }
   if (t.slopes[r] != 0)
-    for (int64_t i = 0; i < vecs * kLanes; ++i)
-      scores[i] += t.slopes[r] * kLog2E * static_cast<float>(first_key + i - t.index[r]);
+    for (int64_t i = 0; i < vecs * kLanes; ++i) scores[i] += t.slopes[r] * kLog2E * static_cast<float>(first_key + i - t.index[r]);
   if (t.tree[r])
     for (int64_t key = greater(first_key, t.first_new); key < lesser(first_key + vecs * kLanes, t.to[r]); ++key)
       if (!(*t.tree[r] >> (key - t.first_new) & 1)) scores[key - first_key] = -__builtin_inff();
@@ -335,7 +334,8 @@ void attend_as(const AttentionShape& shape, const AttentionItem& item, float* sc
     return;
   }
   for (int64_t row = 0; row < rows; ++row)
-    finish_row(s.states, row, shape.sinks ? shape.sinks + item.kv_head * shape.group + row % shape.group : nullptr, item.out + row / shape.group * item.out_stride + row % shape.group * layer.v_dim, layer.v_dim);
+    finish_row(s.states, row, shape.sinks ? shape.sinks + item.kv_head * shape.group + row % shape.group : nullptr,
+               item.out + row / shape.group * item.out_stride + row % shape.group * layer.v_dim, layer.v_dim);
 }
 
 void attend(const AttentionShape& shape, const AttentionItem& item, float* scratch) {
@@ -354,7 +354,8 @@ void merge(const AttentionMerge& m) {
       const float* p = m.partials + segment * size;
       merge_row(states, row, p[row], p[rows + row], p + 2 * rows + row * stride);
     }
-    finish_row(states, row, m.sinks ? m.sinks + row % m.group : nullptr, m.out + row / m.group * m.out_stride + row % m.group * m.v_dim, m.v_dim);
+    finish_row(states, row, m.sinks ? m.sinks + row % m.group : nullptr,
+               m.out + row / m.group * m.out_stride + row % m.group * m.v_dim, m.v_dim);
   }
 }
 

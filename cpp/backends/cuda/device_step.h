@@ -23,8 +23,8 @@ struct DeviceStep {
   const int32_t* token_sequence = nullptr;  // (tokens) the sequence of each token
   const int32_t* logit_rows = nullptr;      // (rows) tokens
 
-  // (tokens) or null: every token sees the tokens before it. Else bit i is set where the token sees the i-th token that its sequence
-  // brings (what was in the pages before, it sees in any case); sequences that bring more than 64 tokens ignore it.
+  // (tokens) or null: every token sees the tokens before it. Else bit i is set where the token sees the i-th token that its
+  // sequence brings (what was in the pages before, it sees in any case); sequences that bring more than 64 tokens ignore it.
   const uint64_t* tree_mask = nullptr;
 };
 

@@ -148,7 +148,6 @@ void CudaExecutable::allocate_scratch() {
   drawn_ = DeviceMemory(draws * static_cast<int64_t>(sizeof(Drawn)), "tokens");
   sample_scratch_ = DeviceMemory(static_cast<int64_t>(sample_scratch_bytes(draws)), "sampling");
   for (Slot& slot : slots_) slot.drawn = PinnedMemory(draws * static_cast<int64_t>(sizeof(Drawn)), "tokens");
-  op_seconds_.resize(program_.ops.size());
 }
 
 int64_t CudaExecutable::most_page_ids() const {

@@ -36,7 +36,6 @@ class CudaExecutable : public Executable {
   void write_value(ValueId value, std::span<const float> rows) override;
   std::vector<float> read_value(ValueId value, int64_t rows) override;
   int64_t buffer_bytes() const override;
-  std::vector<double> op_seconds() const override { return op_seconds_; }
 
  private:
   // A step that was enqueued and not yet collected.
@@ -119,7 +118,6 @@ class CudaExecutable : public Executable {
   // While ops are being launched.
   DeviceStep step_;
   std::optional<Pending> pending_;
-  std::vector<double> op_seconds_;
 };
 
 }  // namespace maga::cuda

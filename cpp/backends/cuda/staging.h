@@ -19,7 +19,8 @@ struct StepShape {
 // Where the arrays of a step lie, in bytes. Page ids come last, as their number changes from step to step.
 struct StepLayout {
   explicit StepLayout(const StepShape& shape);
-  int64_t slots, tree, draws, ids, positions, token_sequence, sequence_start, kv_length, prompt_length, page_start, logit_rows, pages;
+  int64_t slots, tree, draws, ids, positions, token_sequence, sequence_start, kv_length, prompt_length, page_start, logit_rows,
+      pages;
   int64_t bytes(int64_t page_ids) const { return pages + page_ids * static_cast<int64_t>(sizeof(int32_t)); }
 };
 
