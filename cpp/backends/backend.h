@@ -46,6 +46,9 @@ class Executable {
   // Copies the K/V entries of page `from` to page `to` in every layer (copy-on-write), after the steps enqueued so far.
   virtual void copy_page(int32_t from, int32_t to) = 0;
 
+  // After a step has failed: whether the device can run nothing any more, until the process starts anew.
+  virtual bool lost() const { return false; }
+
   // --- A device that runs apart from the host and chooses tokens itself. The loop plans a step while the one before it runs. ---
 
   virtual bool asynchronous() const { return false; }

@@ -113,7 +113,7 @@ py::dict stats_dict(const EngineStats& s) {
                   "prompt_tokens"_a = s.prompt_tokens, "cached_tokens"_a = s.cached_tokens, "output_tokens"_a = s.output_tokens,
                   "steps"_a = s.steps, "model_seconds"_a = s.model_seconds, "sample_seconds"_a = s.sample_seconds,
                   "host_seconds"_a = s.host_seconds, "overlapped_seconds"_a = s.overlapped_seconds,
-                  "last_step_unix"_a = s.last_step_unix);
+                  "last_step_unix"_a = s.last_step_unix, "device_lost"_a = s.device_lost);
 }
 
 }  // namespace

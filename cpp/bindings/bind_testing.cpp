@@ -272,12 +272,13 @@ void bind_fake_model(py::module_& m) {
                              })
       .def(
           "fail",
-          [](FakeControl& c, int enqueue, int collect) {
+          [](FakeControl& c, int enqueue, int collect, bool lost) {
             std::lock_guard lock(c.mutex);
+            c.lost = lost;
             c.fail_enqueue = enqueue;
             c.fail_collect = collect;
           },
-          py::kw_only(), py::arg("enqueue") = 0, py::arg("collect") = 0);
+          py::kw_only(), py::arg("enqueue") = 0, py::arg("collect") = 0, py::arg("lost") = false);
   m.def(
       "fake_model",
       [](int64_t vocab, int64_t pages, int64_t page_tokens, int64_t tokens, int64_t sequences, int64_t length_dependent_from,

@@ -102,6 +102,11 @@ void FakeModel::wait_and_record(const Step& step, int64_t draws, bool ahead) {
   control_->steps.push_back(std::move(record));
 }
 
+bool FakeModel::lost() const {
+  const std::lock_guard lock(control_->mutex);
+  return control_->lost;
+}
+
 void FakeModel::run(const Step& step) {
   MAGA_CHECK(!options_.asynchronous, "the steps of an asynchronous model are enqueued");
   wait_and_record(step, 0, false);

@@ -32,6 +32,7 @@ struct FakeControl {
   bool held = false;                       // the next step waits inside run() or collect()
   bool waiting = false;                    // a step does
   int fail_enqueue = 0, fail_collect = 0;  // how many of the next calls throw
+  bool lost = false;                       // the device, says the model after that
   std::vector<FakeStep> steps;             // that ran
 };
 
@@ -51,6 +52,7 @@ class FakeModel : public Executable {
   void run(const Step& step) override;
   std::span<const float> logits() override;
   void copy_page(int32_t from, int32_t to) override;
+  bool lost() const override;
   bool asynchronous() const override { return options_.asynchronous; }
   void enqueue(const Step& step, std::span<const Draw> draws) override;
   std::span<const Drawn> collect() override;

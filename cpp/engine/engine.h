@@ -32,6 +32,7 @@ struct EngineStats {
   // host: the rest while the device had nothing to do. overlapped: the rest while it had; this costs nothing.
   double model_seconds = 0, sample_seconds = 0, host_seconds = 0, overlapped_seconds = 0;
   double last_step_unix = 0;  // for the watchdog
+  bool device_lost = false;   // every step fails from now on; the process must start anew
 };
 
 class Engine {

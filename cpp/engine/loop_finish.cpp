@@ -172,7 +172,9 @@ void Loop::append(Sequence* sequence, Choice* choice) {
 // The step threw. What it computed is unknown, so its sequences end; should it have thrown before any was chosen, all of them do,
 // since otherwise the next step would throw again.
 void Loop::fail(const StepInFlight& step, const std::string& error) {
-  const std::string text = concat("the step failed: ", error);
+  stats_.device_lost = model_->lost();
+  const std::string text =
+      concat("the step failed: ", error, stats_.device_lost ? " (the device is lost: restart the server)" : "");
   for (const Entry& entry : step.entries) news.end(entry.sequence, FinishReason::error, text);
   if (step.entries.empty())
     for (Queue* queue : {&running_, &waiting_})

@@ -324,3 +324,13 @@ def test_random_arrivals_keep_the_device_busy():
     harness.run()
     assert harness.engine.stats()["preemptions"] == 0
     assert harness.control.ahead.count(False) == 1
+
+
+def test_a_lost_device_is_told_apart_from_a_step_that_failed():
+    harness = World(pages=64).engine()
+    harness.control.fail(enqueue=1)
+    assert "restart" not in harness.generate(PROMPT, Params(max_new_tokens=2)).error
+    assert not harness.stats()["device_lost"]
+    harness.control.fail(enqueue=1, lost=True)
+    assert harness.generate(PROMPT, Params(max_new_tokens=2)).error.endswith("(the device is lost: restart the server)")
+    assert harness.stats()["device_lost"]

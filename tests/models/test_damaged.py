@@ -4,7 +4,8 @@ from pathlib import Path
 
 import gguf
 import pytest
-from checkpoints import gguf_from_model, tiny_model
+from checkpoints import gguf_from_model
+from folders import tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from maga_transformer import _core

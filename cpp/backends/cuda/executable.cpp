@@ -349,6 +349,12 @@ std::span<const Drawn> CudaExecutable::collect() {
   return {slot.drawn.as<const Drawn>(), static_cast<size_t>(slot.draws)};
 }
 
+// Errors of kernels stay with the context: every call fails from then on.
+bool CudaExecutable::lost() const {
+  const cudaError_t error = cudaStreamQuery(stream_.get());
+  return error != cudaSuccess && error != cudaErrorNotReady;
+}
+
 void CudaExecutable::run(const Step& step) {
   use_device(device_->id);
   MAGA_CHECK(enqueued_ == collected_, "steps are in flight");

@@ -30,6 +30,7 @@ class CudaExecutable : public Executable {
   void run(const Step& step) override;
   std::span<const float> logits() override;
   void copy_page(int32_t from, int32_t to) override;
+  bool lost() const override;
   bool asynchronous() const override { return true; }
   void enqueue(const Step& step, std::span<const Draw> draws) override;
   std::span<const Drawn> collect() override;

@@ -44,6 +44,8 @@ async def health(request: Request) -> Response:
     stats = state.runtime.engine.stats()
     if state.runtime.draining:
         return _json("draining", 503)
+    if stats["device_lost"]:
+        return _json("the device is lost", 503)
     if state.stall_watch.stalled(stats["steps"], stats["running"], time.monotonic()):
         return _json("stalled", 503)
     return _json("ok")
