@@ -330,7 +330,7 @@ def test_a_lost_device_is_told_apart_from_a_step_that_failed():
     harness = World(pages=64).engine()
     harness.control.fail(enqueue=1)
     assert "restart" not in harness.generate(PROMPT, Params(max_new_tokens=2)).error
-    assert not harness.stats()["device_lost"]
+    assert not harness.engine.stats()["device_lost"]
     harness.control.fail(enqueue=1, lost=True)
     assert harness.generate(PROMPT, Params(max_new_tokens=2)).error.endswith("(the device is lost: restart the server)")
-    assert harness.stats()["device_lost"]
+    assert harness.engine.stats()["device_lost"]

@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kWarps * 32) attention_generic_kernel(DeviceSt
     float x = 0;
     for (int w = 0; w < kWarps; ++w)
       if (sums[w].y != 0) x += values[w][i] * expf(sums[w].x - most);
-    from_float(out[i], all > 0 ? x / all : 0);
+    from_float(out[i], all != 0 ? x / all : 0);
   }
 }
 

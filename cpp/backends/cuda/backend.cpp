@@ -26,7 +26,15 @@ std::vector<CudaDevice> devices(std::string* why) {
   const cudaError_t error = cudaGetDeviceCount(&count);
   if (error != cudaSuccess || count == 0) {
     cudaGetLastError();
-    if (why) *why = error == cudaSuccess ? "no NVIDIA GPU was found" : concat("no usable NVIDIA GPU: ", cudaGetErrorString(error));
+    int driver = 0;  // as 13000 for 13.0
+    cudaDriverGetVersion(&driver);
+    if (!why) return {};
+    if (error == cudaErrorInsufficientDriver)
+      *why = driver == 0 ? std::string("no NVIDIA driver is installed")
+                         : concat("the NVIDIA driver is for CUDA ", driver / 1000, ".", driver % 1000 / 10, ", this build needs ",
+                                  CUDART_VERSION / 1000);
+    else
+      *why = error == cudaSuccess ? "no NVIDIA GPU was found" : concat("no usable NVIDIA GPU: ", cudaGetErrorString(error));
     return {};
   }
   std::vector<CudaDevice> found;
@@ -59,7 +67,7 @@ Device::Device(const CudaOptions& options)
                ": it must be in (0, 1]");
   std::string why;
   const std::vector<CudaDevice> all = devices(&why);
-  MAGA_REQUIRE(!all.empty(), why);
+  if (all.empty()) throw Error(ErrorKind::missing, why);
   MAGA_REQUIRE(id >= 0 && id < static_cast<int>(all.size()), "GPU ", id, " was asked for, but there ",
                all.size() == 1 ? "is only GPU 0" : concat("are only GPUs 0 to ", all.size() - 1));
   const CudaDevice& card = all[id];
@@ -68,7 +76,6 @@ Device::Device(const CudaOptions& options)
   name = card.name;
   capability = card.capability;
   total_bytes = card.total_bytes;
-  free_at_start = card.free_bytes;
   use_device(id);
   for (const std::string& folder : options.library_folders) lt::add_library_folder(folder);
   uploader = std::make_unique<Uploader>(kUploadLanes, compute);

@@ -19,7 +19,6 @@ struct Device {
   std::string name;
   int capability = 0;         // 90: sm_90
   int64_t total_bytes = 0;    // of the card
-  int64_t free_at_start = 0;  // before this backend took any
   ThreadPool threads;         // host work between steps
   std::unique_ptr<Uploader> uploader;
   std::unique_ptr<Linears> linears;

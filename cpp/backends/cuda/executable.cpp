@@ -19,7 +19,7 @@ constexpr int64_t kRowTile = 64;
 // Batches that have a graph of their own; between two of them a batch is padded to the larger.
 constexpr int kBuckets[] = {1,  2,   4,   8,   12,  16,  20,  24,  28,  32,  40,  48,  56,  64,  80,
                             96, 112, 128, 144, 160, 176, 192, 208, 224, 240, 256, 320, 384, 448, 512};
-// Left to graphs, the driver and fragments when the page pool takes what remains.
+// For graphs, the driver, cuBLASLt and fragments: what nobody here counts.
 constexpr int64_t kReserveBytes = int64_t{512} << 20;
 
 int64_t round_up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
@@ -222,7 +222,7 @@ void CudaExecutable::warm_up(int64_t budget) {
 int64_t CudaExecutable::pages_that_fit() const {
   size_t free = 0, total = 0;
   MAGA_CUDA(cudaMemGetInfo(&free, &total));
-  const int64_t used = device_->free_at_start - static_cast<int64_t>(free);
+  const int64_t used = DeviceMemory::all_bytes() + kReserveBytes;
   const auto share = static_cast<int64_t>(device_->memory_utilization * static_cast<double>(device_->total_bytes));
   const int64_t room = std::min(share - used, static_cast<int64_t>(free) - kReserveBytes);
   const int64_t pages = room / page_bytes_;

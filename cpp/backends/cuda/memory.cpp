@@ -1,8 +1,16 @@
 #include "backends/cuda/memory.h"
 
+#include <atomic>
+
 #include "backends/cuda/cuda_check.h"
 
 namespace maga::cuda {
+
+namespace {
+
+std::atomic<int64_t> all_device_bytes{0};
+
+}  // namespace
 
 void use_device(int device) { MAGA_CUDA(cudaSetDevice(device)); }
 
@@ -17,9 +25,16 @@ DeviceMemory::DeviceMemory(int64_t bytes, const char* purpose) : bytes_(bytes) {
                                            " of ", total >> 20, " MiB are free"));
   }
   MAGA_CUDA(error);
+  all_device_bytes += bytes;
 }
 
-DeviceMemory::~DeviceMemory() { cudaFree(data_); }
+DeviceMemory::~DeviceMemory() {
+  if (data_ == nullptr) return;
+  cudaFree(data_);
+  all_device_bytes -= bytes_;
+}
+
+int64_t DeviceMemory::all_bytes() { return all_device_bytes; }
 
 PinnedMemory::PinnedMemory(int64_t bytes, const char* purpose) : bytes_(bytes) {
   if (bytes == 0) return;

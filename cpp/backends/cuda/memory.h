@@ -31,6 +31,8 @@ class DeviceMemory {
     return reinterpret_cast<T*>(data_);
   }
   int64_t bytes() const { return bytes_; }
+  // Held by all of this process together.
+  static int64_t all_bytes();
 
  private:
   std::byte* data_ = nullptr;
