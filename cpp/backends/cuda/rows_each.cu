@@ -30,7 +30,12 @@ void launch_each(const Queue& queue, const Body& body, int rows, int width) {
   const int vectors = width / Body::kWidth;
   // Few elements: small CTAs, to spread over the SMs. Many: two vectors a thread, for more bytes under way.
   const bool many = int64_t{rows} * vectors > 1 << 17;
+#ifdef ROWS_TUNE
+  static const int tu = getenv("U") ? atoi(getenv("U")) : 2, tt = getenv("T") ? atoi(getenv("T")) : 512;
+  const int unroll = many && vectors >= 64 ? tu : 1, most_threads = many ? tt : 128;
+#else
   const int unroll = many && vectors >= 64 ? 2 : 1, most_threads = many ? 512 : 128;
+#endif
   const int threads = (vectors + unroll - 1) / unroll;
   const int columns = (threads + most_threads - 1) / most_threads;
   const int x = (threads + columns - 1) / columns, y = std::max(1, 128 / x);
@@ -160,7 +165,7 @@ template <typename T, int N>
 struct Reduced {
   static constexpr int kWidth = N;
   struct Operands {
-    float sum[N];
+    float sum[1][N];
     Vector<T, N> bias, residual;
   };
   const float* slabs;
@@ -172,21 +177,21 @@ struct Reduced {
   __device__ __forceinline__ void load(int row, int column, Operands& x) const {
     if (bias) x.bias.load(bias + column);
     if (residual.data) x.residual.load(residual.at(row, column));
-    sum_slabs<N, 8>(slabs, count, slab_stride, int64_t{row} * width + column, x.sum);
+    sum_slabs<8>(slabs, count, slab_stride, {int64_t{row} * width + column}, x.sum);
   }
   __device__ __forceinline__ void store(int row, int column, Operands& x) const {
     float y[N];
     if (bias) {
       x.bias.get(y);
 #pragma unroll
-      for (int i = 0; i < N; ++i) x.sum[i] += y[i];
+      for (int i = 0; i < N; ++i) x.sum[0][i] += y[i];
     }
     if (residual.data) {
       x.residual.get(y);
 #pragma unroll
-      for (int i = 0; i < N; ++i) x.sum[i] += y[i];
+      for (int i = 0; i < N; ++i) x.sum[0][i] += y[i];
     }
-    x.bias.set(x.sum);
+    x.bias.set(x.sum[0]);
     x.bias.store(out.at(row, column));
   }
 };

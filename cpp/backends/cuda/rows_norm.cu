@@ -1,52 +1,26 @@
 // Norm of rows or of groups of columns, with the sum of a split linear in front of it where that is wanted.
 #include <algorithm>
 
-#include "backends/cuda/rows.cuh"
+#include "backends/cuda/rows_norm.cuh"
 
 namespace maga::cuda {
 namespace {
 
-constexpr int kWarp = 32;
 constexpr int kMostThreads = 1024;
 
-template <typename T>
-struct NormCall {
-  Rows<T> in, out, residual, sum;
-  const T* weight;
-  const T* bias;
-  const float* slabs;
-  const T* slab_bias;
-  int slab_count;
-  int rows, groups, group;  // a row is `groups` runs of `group` columns
-  float eps, weight_offset;
-};
-
-// Sum over the threads of a run: a warp, or the whole CTA. `shared` may be used again after the next call with another one.
-__device__ __forceinline__ float sum_over_run(float x, float* shared) {
-#pragma unroll
-  for (int offset = kWarp / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(~0u, x, offset);
-  const int warps = blockDim.x / kWarp;
-  if (warps == 1) return x;
-  if (threadIdx.x % kWarp == 0) shared[threadIdx.x / kWarp] = x;
-  __syncthreads();
-  x = threadIdx.x % kWarp < warps ? shared[threadIdx.x % kWarp] : 0.f;
-#pragma unroll
-  for (int offset = kWarp / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(~0u, x, offset);
-  return x;
-}
-
 // One run of columns: where its vectors lie, and how one of them is computed from what comes in.
-template <typename T, int N, bool kSlabs, int kAhead>
+// kAhead: slabs under way at a time; 0: no slabs.
+template <typename T, int N, int kAhead>
 struct Run {
   const NormCall<T>& call;
   int64_t row;
   int first;  // column
 
-  // Vector `v` of the input as floats that `T` holds exactly. With slabs, their sum goes to `sum` as well.
+  // Vector `v` of the input as floats that `T` holds exactly.
   __device__ __forceinline__ void read(int v, float (&x)[N]) const {
     const int column = first + v * N;
     Vector<T, N> vector;
-    if constexpr (!kSlabs) {
+    if constexpr (kAhead == 0) {
       vector.load(call.in.at(row, column));
       vector.get(x);
     } else {
@@ -54,7 +28,10 @@ struct Run {
       if (call.residual.data) residual.load(call.residual.at(row, column));
       if (call.slab_bias) bias.load(call.slab_bias + column);
       const int64_t width = int64_t{call.groups} * call.group;
-      sum_slabs<N, kAhead>(call.slabs, call.slab_count, call.rows * width, row * width + column, x);
+      float total[1][N];
+      sum_slabs<kAhead>(call.slabs, call.slab_count, call.rows * width, {row * width + column}, total);
+#pragma unroll
+      for (int i = 0; i < N; ++i) x[i] = total[0][i];
       float y[N];
       if (call.slab_bias) {
         bias.get(y);
@@ -66,15 +43,22 @@ struct Run {
 #pragma unroll
         for (int i = 0; i < N; ++i) x[i] += y[i];
       }
+#pragma unroll
+      for (int i = 0; i < N; ++i) x[i] = rounded<T>(x[i]);
+    }
+  }
+  // With slabs, what was read goes to `sum` as well; after all loads of a thread.
+  __device__ __forceinline__ void store_sum(int v, const float (&x)[N]) const {
+    if constexpr (kAhead > 0) {
+      Vector<T, N> vector;
       vector.set(x);
-      vector.store(call.sum.at(row, column));
-      vector.get(x);
+      vector.store(call.sum.at(row, first + v * N));
     }
   }
   // The same again, for runs too long for registers.
   __device__ __forceinline__ void read_again(int v, float (&x)[N]) const {
     Vector<T, N> vector;
-    vector.load((kSlabs ? call.sum : call.in).at(row, first + v * N));
+    vector.load((kAhead > 0 ? call.sum : call.in).at(row, first + v * N));
     vector.get(x);
   }
   __device__ __forceinline__ void write(int v, const float (&x)[N], float mean, float inverse, const Vector<T, N>& weight) const {
@@ -98,14 +82,15 @@ struct Run {
 };
 
 // A run a CTA, or a run a warp (blockDim.x == 32). A thread keeps V vectors of its run in registers; V == 0: it reads them again.
-template <typename T, int N, int V, bool kSlabs, NormKind kKind>
+template <typename T, int N, int V, int kAhead, NormKind kKind>
 __global__ void __launch_bounds__(kMostThreads) norm(const NormCall<T> call) {
   allow_next();
-  __shared__ float shared[2][kWarp];
+  __shared__ alignas(16) float shared[2][kWarp];
+  if (blockDim.y == 1) clear_sums(shared);
   const int vectors = call.group / N;
   const int run_index = blockIdx.x * blockDim.y + threadIdx.y;
-  const int row = run_index / call.groups;
-  const Run<T, N, kSlabs, V == 1 ? 8 : 4> run{call, row, (run_index - row * call.groups) * call.group};
+  const int row = call.groups == 1 ? run_index : run_index / call.groups;
+  const Run<T, N, kAhead> run{call, row, (run_index - row * call.groups) * call.group};
 
   Vector<T, N> weight[V > 0 ? V : 1];
   if (V > 0 && call.weight) {
@@ -120,10 +105,14 @@ __global__ void __launch_bounds__(kMostThreads) norm(const NormCall<T> call) {
   // Folds f over the columns of this thread; `again`: they have been read before.
   auto each = [&](bool again, auto&& f) {
     if constexpr (V > 0) {
+      if (!again)
+#pragma unroll
+        for (int i = 0; i < V; ++i)
+          if (const int v = threadIdx.x + i * blockDim.x; v < vectors) run.read(v, x[i]);
 #pragma unroll
       for (int i = 0; i < V; ++i)
         if (const int v = threadIdx.x + i * blockDim.x; v < vectors) {
-          if (!again) run.read(v, x[i]);
+          if (!again) run.store_sum(v, x[i]);
 #pragma unroll
           for (int e = 0; e < N; ++e) f(x[i][e]);
         }
@@ -133,6 +122,7 @@ __global__ void __launch_bounds__(kMostThreads) norm(const NormCall<T> call) {
           run.read_again(v, x[0]);
         } else {
           run.read(v, x[0]);
+          run.store_sum(v, x[0]);
         }
 #pragma unroll
         for (int e = 0; e < N; ++e) f(x[0][e]);
@@ -166,31 +156,35 @@ struct NormShape {
   dim3 grid, block;
 };
 
-NormShape shape_of(int rows, int groups, int vectors) {
+NormShape shape_of(int rows, int groups, int vectors, int ahead) {
   const int64_t runs = int64_t{rows} * groups;
   constexpr int kRunsInAWave = 264;
   if (groups > 1 && vectors <= 2 * kWarp) return {vectors <= kWarp ? 1 : 2, dim3((runs + 7) / 8), dim3(kWarp, 8)};
-  // Few runs: a thread for every vector, for latency. Many: two vectors a thread, for more bytes under way.
-  const int per_thread = runs <= kRunsInAWave && vectors <= kMostThreads ? 1 : vectors <= 2 * kMostThreads ? 2 : 0;
+  // Few runs: a thread for every vector, for latency, unless four slabs of two vectors can be under way. Many: two vectors a thread.
+#ifdef ROWS_TUNE
+  static const bool one = getenv("ONE");
+  if (one) ahead = 0;
+#endif
+  const int per_thread = runs <= kRunsInAWave && ahead != 4 && vectors <= kMostThreads ? 1 : vectors <= 2 * kMostThreads ? 2 : 0;
   const int threads = per_thread == 0 ? kMostThreads : (vectors + per_thread - 1) / per_thread;
   return {per_thread, dim3(runs), dim3((threads + kWarp - 1) / kWarp * kWarp)};
 }
 
-template <typename T, int N, bool kSlabs, NormKind kKind>
+template <typename T, int N, int kAhead, NormKind kKind>
 void launch_norm(const Queue& queue, const NormCall<T>& call) {
-  const NormShape shape = shape_of(call.rows, call.groups, call.group / N);
-  auto* kernel = shape.vectors_a_thread == 1   ? norm<T, N, 1, kSlabs, kKind>
-                 : shape.vectors_a_thread == 2 ? norm<T, N, 2, kSlabs, kKind>
-                                               : norm<T, N, 0, kSlabs, kKind>;
+  const NormShape shape = shape_of(call.rows, call.groups, call.group / N, kAhead);
+  auto* kernel = shape.vectors_a_thread == 1   ? norm<T, N, 1, kAhead, kKind>
+                 : shape.vectors_a_thread == 2 ? norm<T, N, 2, kAhead, kKind>
+                                               : norm<T, N, 0, kAhead, kKind>;
   launch(queue, kernel, shape.grid, shape.block, 0, call);
 }
 
-template <typename T, int N, bool kSlabs>
+template <typename T, int N, int kAhead>
 void launch_norm(const Queue& queue, NormKind kind, const NormCall<T>& call) {
   if (kind == NormKind::rms) {
-    launch_norm<T, N, kSlabs, NormKind::rms>(queue, call);
+    launch_norm<T, N, kAhead, NormKind::rms>(queue, call);
   } else {
-    launch_norm<T, N, kSlabs, NormKind::layer>(queue, call);
+    launch_norm<T, N, kAhead, NormKind::layer>(queue, call);
   }
 }
 
@@ -226,10 +220,12 @@ void norm(const Queue& queue, DType type, const NormArgs& args) {
                     : takes_vectors<T>(args.in, args.width, n));
     };
     if (slabs) {
-      fits(4) ? launch_norm<T, 4, true>(queue, args.kind, call) : launch_norm<T, 1, true>(queue, args.kind, call);
+      // More slabs under way take registers, and with them the place of the next kernel, which would begin to fetch its weights.
+      if (!fits(4)) return launch_norm<T, 1, 4>(queue, args.kind, call);
+      args.slabs.count <= 4 ? launch_norm<T, 4, 4>(queue, args.kind, call) : launch_norm<T, 4, 8>(queue, args.kind, call);
     } else {
-      fits(kVector<T>) ? launch_norm<T, kVector<T>, false>(queue, args.kind, call)
-                       : launch_norm<T, 1, false>(queue, args.kind, call);
+      if (!fits(kVector<T>)) return launch_norm<T, 1, 0>(queue, args.kind, call);
+      if (!norm_stream(queue, args.kind, call)) launch_norm<T, kVector<T>, 0>(queue, args.kind, call);
     }
   });
 }
