@@ -1,4 +1,5 @@
-// Checks and times the CUDA kernels over rows and the sampler: cuda_rows [check|small|time]. `small` is for compute-sanitizer.
+// Checks and times the CUDA kernels over rows and the sampler: cuda_rows [check|small|time [rows|sample]].
+// `small` is for compute-sanitizer.
 #include "cuda_rows.h"
 
 namespace maga::bench {
@@ -61,7 +62,7 @@ void time_rows() {
     up.push_back(make(size_t{kPrefill} * kInner * 2));
     qkv.push_back(make(size_t{kPrefill} * kQkv * 2));
   }
-  const Buffer slabs(size_t{8} * 64 * kQkv * 4), weight(kHidden * 2), turns(size_t{kPrefill} * kHeadDim / 2 * 8);
+  const Buffer slabs(size_t{8} * 256 * kQkv * 4), weight(kHidden * 2), turns(size_t{kPrefill} * kHeadDim / 2 * 8);
   fill_random(slabs, DType::f32, 1);
   fill_random(weight, kType, 1);
   fill_random(turns, DType::f32, 1);
@@ -163,11 +164,13 @@ void time_rows() {
     };
   };
   std::printf("\nbf16, hidden 4096, 32 / 8 heads of 128      rows     plain  overlapped\n");
-  for (const int rows : {1, 8, 64}) {
+  for (const int rows : {1, 8, 64, 256}) {
     time_small("norm", rows, norm_body(rows, 0));
+    time_small("norm, 2 slabs and residual", rows, norm_body(rows, 2));
     time_small("norm, 4 slabs and residual", rows, norm_body(rows, 4));
     time_small("norm, 8 slabs and residual", rows, norm_body(rows, 8));
     time_small("prepare_qkv", rows, prepare_body(rows, 0, false));
+    time_small("prepare_qkv, norms", rows, prepare_body(rows, 0, true));
     time_small("prepare_qkv, 4 slabs", rows, prepare_body(rows, 4, false));
     time_small("prepare_qkv, 8 slabs and norms", rows, prepare_body(rows, 8, true));
     time_small("activation, 14336", rows, activation_body(rows));
@@ -309,9 +312,12 @@ int main(int argc, char** argv) {
     if (report.wrong + sampler.wrong > 0) return 1;
   }
   if (what != "check" && what != "small") {
-    measure_copy();
-    time_rows();
-    std::fflush(stdout);
-    time_sample();
+    const std::string part = argc > 2 ? argv[2] : "";
+    if (part != "sample") {
+      measure_copy();
+      time_rows();
+      std::fflush(stdout);
+    }
+    if (part != "rows") time_sample();
   }
 }

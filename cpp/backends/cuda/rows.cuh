@@ -32,6 +32,9 @@ __device__ __forceinline__ float rounded(float x) {
   return widened(narrowed<T>(x));
 }
 
+template <int kValue>
+using Constant = std::integral_constant<int, kValue>;
+
 // N elements as they lie in memory, moved in accesses of up to 16 bytes.
 template <typename T, int N>
 struct Vector {
@@ -77,25 +80,57 @@ struct Rows {
   __device__ __forceinline__ T* at(int64_t row, int column) const { return data + row * stride + column; }
 };
 
-// x = sum of the slabs in order, at `offset` elements into each; kAhead loads are under way at a time.
-template <int N, int kAhead>
-__device__ __forceinline__ void sum_slabs(const float* slabs, int count, int64_t slab_stride, int64_t offset, float (&x)[N]) {
+// Where a thread's columns are in a row of the slabs: kRuns runs of N, `gap` elements apart.
+struct SlabPlace {
+  int64_t offset;
+  int gap = 0;
+};
+
+// x += kCount slabs in order; all are asked for before the first is used.
+template <int kCount, int N, int kRuns>
+__device__ __forceinline__ void add_slabs(const float* at, int gap, int64_t slab_stride, float (&x)[kRuns][N]) {
+  Vector<float, N> part[kCount][kRuns];
 #pragma unroll
-  for (int i = 0; i < N; ++i) x[i] = 0;
-  for (int first = 0; first < count; first += kAhead) {
-    Vector<float, N> part[kAhead];
+  for (int s = 0; s < kCount; ++s, at += slab_stride)
 #pragma unroll
-    for (int s = 0; s < kAhead; ++s)
-      if (first + s < count) part[s].load(slabs + (first + s) * slab_stride + offset);
+    for (int r = 0; r < kRuns; ++r) part[s][r].load(at + r * gap);
 #pragma unroll
-    for (int s = 0; s < kAhead; ++s)
-      if (first + s < count) {
-        float y[N];
-        part[s].get(y);
+  for (int s = 0; s < kCount; ++s)
 #pragma unroll
-        for (int i = 0; i < N; ++i) x[i] += y[i];
-      }
+    for (int r = 0; r < kRuns; ++r) {
+      float y[N];
+      part[s][r].get(y);
+#pragma unroll
+      for (int i = 0; i < N; ++i) x[r][i] += y[i];
+    }
+}
+
+// x = sum of the slabs in order; kAhead (2, 4 or 8) of them are under way at a time.
+template <int kAhead, int N, int kRuns>
+__device__ __forceinline__ void sum_slabs(const float* slabs, int count, int64_t slab_stride, const SlabPlace& place,
+                                          float (&x)[kRuns][N]) {
+#pragma unroll
+  for (int r = 0; r < kRuns; ++r)
+#pragma unroll
+    for (int i = 0; i < N; ++i) x[r][i] = 0;
+  const float* at = slabs + place.offset;
+  for (; count > kAhead; count -= kAhead, at += kAhead * slab_stride) add_slabs<kAhead>(at, place.gap, slab_stride, x);
+  // No slab is asked for in vain: `count` is the same for all threads.
+  auto rest = [&](auto slabs_left) { add_slabs<slabs_left()>(at, place.gap, slab_stride, x); };
+  switch (count) {
+    case 1: return rest(Constant<1>{});
+    case 2: return rest(Constant<2>{});
   }
+  if constexpr (kAhead >= 4) switch (count) {
+      case 3: return rest(Constant<3>{});
+      case 4: return rest(Constant<4>{});
+    }
+  if constexpr (kAhead >= 8) switch (count) {
+      case 5: return rest(Constant<5>{});
+      case 6: return rest(Constant<6>{});
+      case 7: return rest(Constant<7>{});
+      case 8: return rest(Constant<8>{});
+    }
 }
 
 // --- host ---
@@ -120,8 +155,5 @@ void with_type(DType type, Body&& body) {
     default: MAGA_CHECK(false, "rows of type ", name_of(type));
   }
 }
-
-template <int kValue>
-using Constant = std::integral_constant<int, kValue>;
 
 }  // namespace maga::cuda

@@ -160,7 +160,7 @@ template <typename T, int N>
 struct Reduced {
   static constexpr int kWidth = N;
   struct Operands {
-    float sum[N];
+    float sum[1][N];
     Vector<T, N> bias, residual;
   };
   const float* slabs;
@@ -172,21 +172,21 @@ struct Reduced {
   __device__ __forceinline__ void load(int row, int column, Operands& x) const {
     if (bias) x.bias.load(bias + column);
     if (residual.data) x.residual.load(residual.at(row, column));
-    sum_slabs<N, 8>(slabs, count, slab_stride, int64_t{row} * width + column, x.sum);
+    sum_slabs<8>(slabs, count, slab_stride, {int64_t{row} * width + column}, x.sum);
   }
   __device__ __forceinline__ void store(int row, int column, Operands& x) const {
     float y[N];
     if (bias) {
       x.bias.get(y);
 #pragma unroll
-      for (int i = 0; i < N; ++i) x.sum[i] += y[i];
+      for (int i = 0; i < N; ++i) x.sum[0][i] += y[i];
     }
     if (residual.data) {
       x.residual.get(y);
 #pragma unroll
-      for (int i = 0; i < N; ++i) x.sum[i] += y[i];
+      for (int i = 0; i < N; ++i) x.sum[0][i] += y[i];
     }
-    x.bias.set(x.sum);
+    x.bias.set(x.sum[0]);
     x.bias.store(out.at(row, column));
   }
 };

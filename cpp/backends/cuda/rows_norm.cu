@@ -1,80 +1,71 @@
 // Norm of rows or of groups of columns, with the sum of a split linear in front of it where that is wanted.
 #include <algorithm>
 
-#include "backends/cuda/rows.cuh"
+#include "backends/cuda/rows_norm.cuh"
 
 namespace maga::cuda {
 namespace {
 
-constexpr int kWarp = 32;
 constexpr int kMostThreads = 1024;
-
-template <typename T>
-struct NormCall {
-  Rows<T> in, out, residual, sum;
-  const T* weight;
-  const T* bias;
-  const float* slabs;
-  const T* slab_bias;
-  int slab_count;
-  int rows, groups, group;  // a row is `groups` runs of `group` columns
-  float eps, weight_offset;
-};
-
-// Sum over the threads of a run: a warp, or the whole CTA. `shared` may be used again after the next call with another one.
-__device__ __forceinline__ float sum_over_run(float x, float* shared) {
-#pragma unroll
-  for (int offset = kWarp / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(~0u, x, offset);
-  const int warps = blockDim.x / kWarp;
-  if (warps == 1) return x;
-  if (threadIdx.x % kWarp == 0) shared[threadIdx.x / kWarp] = x;
-  __syncthreads();
-  x = threadIdx.x % kWarp < warps ? shared[threadIdx.x % kWarp] : 0.f;
-#pragma unroll
-  for (int offset = kWarp / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(~0u, x, offset);
-  return x;
-}
+constexpr int kFewSlabs = 2;
 
 // One run of columns: where its vectors lie, and how one of them is computed from what comes in.
-template <typename T, int N, bool kSlabs, int kAhead>
+// kAhead: slabs under way at a time; 0: no slabs.
+template <typename T, int N, int kAhead>
 struct Run {
   const NormCall<T>& call;
   int64_t row;
   int first;  // column
 
-  // Vector `v` of the input as floats that `T` holds exactly. With slabs, their sum goes to `sum` as well.
-  __device__ __forceinline__ void read(int v, float (&x)[N]) const {
+  // kRuns vectors of the input from the v-th on, `gap` columns apart, as floats that `T` holds exactly.
+  template <int kRuns>
+  __device__ __forceinline__ void read(int v, int gap, float (&x)[kRuns][N]) const {
     const int column = first + v * N;
-    Vector<T, N> vector;
-    if constexpr (!kSlabs) {
-      vector.load(call.in.at(row, column));
-      vector.get(x);
+    Vector<T, N> vector[kRuns];
+    if constexpr (kAhead == 0) {
+#pragma unroll
+      for (int r = 0; r < kRuns; ++r) vector[r].load(call.in.at(row, column + r * gap));
+#pragma unroll
+      for (int r = 0; r < kRuns; ++r) vector[r].get(x[r]);
     } else {
-      Vector<T, N> residual, bias;
-      if (call.residual.data) residual.load(call.residual.at(row, column));
-      if (call.slab_bias) bias.load(call.slab_bias + column);
+      Vector<T, N> bias[kRuns];
+#pragma unroll
+      for (int r = 0; r < kRuns; ++r) {
+        if (call.residual.data) vector[r].load(call.residual.at(row, column + r * gap));
+        if (call.slab_bias) bias[r].load(call.slab_bias + column + r * gap);
+      }
       const int64_t width = int64_t{call.groups} * call.group;
-      sum_slabs<N, kAhead>(call.slabs, call.slab_count, call.rows * width, row * width + column, x);
-      float y[N];
-      if (call.slab_bias) {
-        bias.get(y);
+      sum_slabs<kAhead>(call.slabs, call.slab_count, call.rows * width, {row * width + column, gap}, x);
 #pragma unroll
-        for (int i = 0; i < N; ++i) x[i] += y[i];
-      }
-      if (call.residual.data) {
-        residual.get(y);
+      for (int r = 0; r < kRuns; ++r) {
+        float y[N];
+        if (call.slab_bias) {
+          bias[r].get(y);
 #pragma unroll
-        for (int i = 0; i < N; ++i) x[i] += y[i];
+          for (int i = 0; i < N; ++i) x[r][i] += y[i];
+        }
+        if (call.residual.data) {
+          vector[r].get(y);
+#pragma unroll
+          for (int i = 0; i < N; ++i) x[r][i] += y[i];
+        }
+#pragma unroll
+        for (int i = 0; i < N; ++i) x[r][i] = rounded<T>(x[r][i]);
       }
+    }
+  }
+  // With slabs, what was read goes to `sum` as well; after all loads of a thread.
+  __device__ __forceinline__ void store_sum(int v, const float (&x)[N]) const {
+    if constexpr (kAhead > 0) {
+      Vector<T, N> vector;
       vector.set(x);
-      vector.store(call.sum.at(row, column));
-      vector.get(x);
+      vector.store(call.sum.at(row, first + v * N));
     }
   }
   // The same again, for runs too long for registers.
   __device__ __forceinline__ void read_again(int v, float (&x)[N]) const {
     Vector<T, N> vector;
-    vector.load((kSlabs ? call.sum : call.in).at(row, first + v * N));
+    vector.load((kAhead > 0 ? call.sum : call.in).at(row, first + v * N));
     vector.get(x);
   }
   __device__ __forceinline__ void write(int v, const float (&x)[N], float mean, float inverse, const Vector<T, N>& weight) const {
@@ -98,14 +89,15 @@ struct Run {
 };
 
 // A run a CTA, or a run a warp (blockDim.x == 32). A thread keeps V vectors of its run in registers; V == 0: it reads them again.
-template <typename T, int N, int V, bool kSlabs, NormKind kKind>
+template <typename T, int N, int V, int kAhead, NormKind kKind>
 __global__ void __launch_bounds__(kMostThreads) norm(const NormCall<T> call) {
   allow_next();
-  __shared__ float shared[2][kWarp];
+  __shared__ alignas(16) float shared[2][kWarp];
+  if (blockDim.y == 1) clear_sums(shared);
   const int vectors = call.group / N;
   const int run_index = blockIdx.x * blockDim.y + threadIdx.y;
-  const int row = run_index / call.groups;
-  const Run<T, N, kSlabs, V == 1 ? 8 : 4> run{call, row, (run_index - row * call.groups) * call.group};
+  const int row = call.groups == 1 ? run_index : run_index / call.groups;
+  const Run<T, N, kAhead> run{call, row, (run_index - row * call.groups) * call.group};
 
   Vector<T, N> weight[V > 0 ? V : 1];
   if (V > 0 && call.weight) {
@@ -120,10 +112,12 @@ __global__ void __launch_bounds__(kMostThreads) norm(const NormCall<T> call) {
   // Folds f over the columns of this thread; `again`: they have been read before.
   auto each = [&](bool again, auto&& f) {
     if constexpr (V > 0) {
+      if (const int v = threadIdx.x; !again && v < vectors)  // all at once; a second one past the end is the first again
+        run.read(v, v + blockDim.x < vectors ? blockDim.x * N : 0, x);
 #pragma unroll
       for (int i = 0; i < V; ++i)
         if (const int v = threadIdx.x + i * blockDim.x; v < vectors) {
-          if (!again) run.read(v, x[i]);
+          if (!again) run.store_sum(v, x[i]);
 #pragma unroll
           for (int e = 0; e < N; ++e) f(x[i][e]);
         }
@@ -132,7 +126,8 @@ __global__ void __launch_bounds__(kMostThreads) norm(const NormCall<T> call) {
         if (again) {
           run.read_again(v, x[0]);
         } else {
-          run.read(v, x[0]);
+          run.read(v, 0, x);
+          run.store_sum(v, x[0]);
         }
 #pragma unroll
         for (int e = 0; e < N; ++e) f(x[0][e]);
@@ -166,31 +161,32 @@ struct NormShape {
   dim3 grid, block;
 };
 
-NormShape shape_of(int rows, int groups, int vectors) {
+NormShape shape_of(int rows, int groups, int vectors, int ahead) {
   const int64_t runs = int64_t{rows} * groups;
-  constexpr int kRunsInAWave = 264;
+  constexpr int kSms = 132;
   if (groups > 1 && vectors <= 2 * kWarp) return {vectors <= kWarp ? 1 : 2, dim3((runs + 7) / 8), dim3(kWarp, 8)};
-  // Few runs: a thread for every vector, for latency. Many: two vectors a thread, for more bytes under way.
-  const int per_thread = runs <= kRunsInAWave && vectors <= kMostThreads ? 1 : vectors <= 2 * kMostThreads ? 2 : 0;
+  // A CTA an SM: a thread for every vector, for latency; but few rows with few slabs, and many rows, go faster with two a thread.
+  const bool alone = runs <= kSms && vectors <= kMostThreads && !(ahead == kFewSlabs && runs < 32);
+  const int per_thread = alone ? 1 : vectors <= 2 * kMostThreads ? 2 : 0;
   const int threads = per_thread == 0 ? kMostThreads : (vectors + per_thread - 1) / per_thread;
   return {per_thread, dim3(runs), dim3((threads + kWarp - 1) / kWarp * kWarp)};
 }
 
-template <typename T, int N, bool kSlabs, NormKind kKind>
+template <typename T, int N, int kAhead, NormKind kKind>
 void launch_norm(const Queue& queue, const NormCall<T>& call) {
-  const NormShape shape = shape_of(call.rows, call.groups, call.group / N);
-  auto* kernel = shape.vectors_a_thread == 1   ? norm<T, N, 1, kSlabs, kKind>
-                 : shape.vectors_a_thread == 2 ? norm<T, N, 2, kSlabs, kKind>
-                                               : norm<T, N, 0, kSlabs, kKind>;
+  const NormShape shape = shape_of(call.rows, call.groups, call.group / N, kAhead);
+  auto* kernel = shape.vectors_a_thread == 1   ? norm<T, N, 1, kAhead, kKind>
+                 : shape.vectors_a_thread == 2 ? norm<T, N, 2, kAhead, kKind>
+                                               : norm<T, N, 0, kAhead, kKind>;
   launch(queue, kernel, shape.grid, shape.block, 0, call);
 }
 
-template <typename T, int N, bool kSlabs>
+template <typename T, int N, int kAhead>
 void launch_norm(const Queue& queue, NormKind kind, const NormCall<T>& call) {
   if (kind == NormKind::rms) {
-    launch_norm<T, N, kSlabs, NormKind::rms>(queue, call);
+    launch_norm<T, N, kAhead, NormKind::rms>(queue, call);
   } else {
-    launch_norm<T, N, kSlabs, NormKind::layer>(queue, call);
+    launch_norm<T, N, kAhead, NormKind::layer>(queue, call);
   }
 }
 
@@ -226,10 +222,13 @@ void norm(const Queue& queue, DType type, const NormArgs& args) {
                     : takes_vectors<T>(args.in, args.width, n));
     };
     if (slabs) {
-      fits(4) ? launch_norm<T, 4, true>(queue, args.kind, call) : launch_norm<T, 1, true>(queue, args.kind, call);
+      // The more slabs under way, the more registers, and the less of an SM is left to the next kernel, which fetches its weights.
+      if (!fits(4)) return launch_norm<T, 1, kFewSlabs>(queue, args.kind, call);
+      args.slabs.count <= kFewSlabs ? launch_norm<T, 4, kFewSlabs>(queue, args.kind, call)
+                                    : launch_norm<T, 4, 8>(queue, args.kind, call);
     } else {
-      fits(kVector<T>) ? launch_norm<T, kVector<T>, false>(queue, args.kind, call)
-                       : launch_norm<T, 1, false>(queue, args.kind, call);
+      if (!fits(kVector<T>)) return launch_norm<T, 1, 0>(queue, args.kind, call);
+      if (!norm_stream(queue, args.kind, call)) launch_norm<T, kVector<T>, 0>(queue, args.kind, call);
     }
   });
 }

@@ -2,33 +2,12 @@
 #include <algorithm>
 #include <bit>
 
-#include "backends/cuda/rows.cuh"
+#include "backends/cuda/rows_prepare.cuh"
 
 namespace maga::cuda {
 namespace {
 
-constexpr int kWarp = 32;
 constexpr int kMostThreads = 128;
-
-template <typename T, typename KV>
-struct PrepareCall {
-  Rows<T> q, k, v;
-  const float* slabs;
-  const T* slab_bias;
-  int slab_count;
-  int rows, heads, kv_heads, head_dim, v_dim;
-  const T* q_norm;
-  const T* k_norm;
-  float eps, weight_offset;
-  int rotary_dim;  // 0: no rope
-  bool interleaved;
-  const float2* turns;  // (rows, rotary_dim / 2)
-  KV* k_pages;
-  KV* v_pages;
-  int64_t page_stride, k_head_stride, v_head_stride;
-  int page_shift;
-  const int64_t* slots;
-};
 
 // The head of q, k or v that a team of threads works on.
 template <typename T, typename KV>
@@ -145,7 +124,10 @@ __global__ void __launch_bounds__(kMostThreads, kSlabs ? 4 : 7)
     if constexpr (kSlabs) {
       const int64_t slab_width = int64_t{call.heads + call.kv_heads} * call.head_dim + int64_t{call.kv_heads} * call.v_dim;
       if (call.slab_bias) vector.load(call.slab_bias + head.column + c);
-      sum_slabs<N, 8>(call.slabs, call.slab_count, call.rows * slab_width, row * slab_width + head.column + c, x);
+      float total[1][N];
+      sum_slabs<8>(call.slabs, call.slab_count, call.rows * slab_width, {row * slab_width + head.column + c}, total);
+#pragma unroll
+      for (int i = 0; i < N; ++i) x[i] = total[0][i];
       if (call.slab_bias) {
         float bias[N];
         vector.get(bias);
@@ -263,11 +245,15 @@ void prepare(const Queue& queue, const DeviceStep& step, const PrepareArgs& args
     return norms && matrices && (args.heads == 0 || takes_vectors<T>(args.q, layer.head_dim, n)) && layer.head_dim % n == 0 &&
            layer.v_dim % n == 0 && in_pages(layer.k, layer.k_head_stride) && in_pages(layer.v, layer.v_head_stride);
   };
-  if (slabs) {  // vectors of 4 floats: the slabs are most of the bytes, and more threads fetch them sooner
-    fits(4) ? launch_prepare<T, KV, 4, true>(queue, call) : launch_prepare<T, KV, 1, true>(queue, call);
-  } else {
-    fits(kVector<T>) ? launch_prepare<T, KV, kVector<T>, false>(queue, call) : launch_prepare<T, KV, 1, false>(queue, call);
+  // With slabs, vectors of 4 floats: the slabs are most of the bytes, and more threads fetch them sooner.
+  constexpr int kWide = kVector<T>;
+  if (!fits(slabs ? 4 : kWide)) {
+    slabs ? launch_prepare<T, KV, 1, true>(queue, call) : launch_prepare<T, KV, 1, false>(queue, call);
+    return;
   }
+  if constexpr (std::is_same_v<T, KV>)
+    if (prepare_pairs(queue, call)) return;
+  slabs ? launch_prepare<T, KV, 4, true>(queue, call) : launch_prepare<T, KV, kWide, false>(queue, call);
 }
 
 }  // namespace
