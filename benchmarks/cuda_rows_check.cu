@@ -292,21 +292,23 @@ struct Heads {
   bool interleaved, norms;
 };
 
-void check_prepare(Report& report, DType type, DType kv_type, const Heads& h, int slabs, const Place& place, Random& random) {
-  constexpr int kRows = 7, kPageTokens = 4, kPages = 5;
+void check_prepare(Report& report, DType type, DType kv_type, int rows, const Heads& h, int slabs, const Place& place,
+                   Random& random) {
+  const int page_tokens = 4, pages_there = std::max(5, rows / page_tokens + 1);
   const int q_width = h.heads * h.head_dim, k_width = h.kv_heads * h.head_dim, v_width = h.kv_heads * h.v_dim;
   const int width = q_width + k_width + v_width;
-  Checker checker{report, type,
-                  concat("prepare_qkv ", h.heads, "/", h.kv_heads, " heads of ", h.head_dim, "/", h.v_dim, " rotary ", h.rotary_dim,
-                         " interleaved ", h.interleaved, " norms ", h.norms, " slabs ", slabs, " kv ", name_of(kv_type))};
-  View qkv(type, kRows, width, width + place.stride_more, place.offset), q_out(type, kRows, std::max(1, q_width), q_width + 8, 0);
+  Checker checker{
+      report, type,
+      concat("prepare_qkv ", rows, " rows ", h.heads, "/", h.kv_heads, " heads of ", h.head_dim, "/", h.v_dim, " rotary ",
+             h.rotary_dim, " interleaved ", h.interleaved, " norms ", h.norms, " slabs ", slabs, " kv ", name_of(kv_type))};
+  View qkv(type, rows, width, width + place.stride_more, place.offset), q_out(type, rows, std::max(1, q_width), q_width + 8, 0);
   qkv.fill(random, 3);
   const std::vector<float> before = qkv.values();
-  std::vector<float> partial(static_cast<size_t>(slabs) * kRows * width), bias = random_values(type, random, width, -1, 1);
+  std::vector<float> partial(static_cast<size_t>(slabs) * rows * width), bias = random_values(type, random, width, -1, 1);
   for (float& v : partial) v = random.between(-1, 1);
   const int half = h.rotary_dim / 2;
-  std::vector<float> turns(kRows * half * 2);
-  for (int i = 0; i < kRows * half; ++i) {
+  std::vector<float> turns(rows * half * 2);
+  for (int i = 0; i < rows * half; ++i) {
     const double angle = random.between(-3, 3);
     turns[2 * i] = static_cast<float>(std::cos(angle));
     turns[2 * i + 1] = static_cast<float>(std::sin(angle));
@@ -314,9 +316,10 @@ void check_prepare(Report& report, DType type, DType kv_type, const Heads& h, in
   const std::vector<float> qn = random_values(type, random, h.head_dim, 0.5, 1.5),
                            kn = random_values(type, random, h.head_dim, 0.5, 1.5);
   std::vector<int64_t> slots = {3, 19, -1, 0, 7, 12, 5};
+  for (int r = static_cast<int>(slots.size()); r < rows; ++r) slots.push_back(r > 19 ? r : -1);
   const Buffer p(partial), b = typed(type, bias), t(turns), qw = typed(type, qn), kw = typed(type, kn), s(slots);
-  const int64_t page_stride = int64_t{kPageTokens} * h.kv_heads * (h.head_dim + h.v_dim);
-  std::vector<uint8_t> poison(kPages * page_stride * size_of(kv_type), kPoison);
+  const int64_t page_stride = int64_t{page_tokens} * h.kv_heads * (h.head_dim + h.v_dim);
+  std::vector<uint8_t> poison(pages_there * page_stride * size_of(kv_type), kPoison);
   const Buffer pages(poison);
   uint8_t* const pool = pages.get<uint8_t>();
   auto columns = [&](int first) {
@@ -327,7 +330,7 @@ void check_prepare(Report& report, DType type, DType kv_type, const Heads& h, in
   PrepareArgs args{.q = slabs > 0 ? q_out.matrix() : columns(0),
                    .k = columns(q_width),
                    .v = columns(q_width + k_width),
-                   .rows = kRows,
+                   .rows = rows,
                    .heads = h.heads,
                    .kv_heads = h.kv_heads,
                    .q_norm = h.norms ? qw.get() : nullptr,
@@ -338,17 +341,17 @@ void check_prepare(Report& report, DType type, DType kv_type, const Heads& h, in
                    .interleaved = h.interleaved,
                    .turns = half > 0 ? t.get<float2>() : nullptr,
                    .layer = {.k = pool,
-                             .v = pool + int64_t{kPageTokens} * h.kv_heads * h.head_dim * size_of(kv_type),
+                             .v = pool + int64_t{page_tokens} * h.kv_heads * h.head_dim * size_of(kv_type),
                              .page_stride = page_stride,
-                             .k_head_stride = int64_t{kPageTokens} * h.head_dim,
-                             .v_head_stride = int64_t{kPageTokens} * h.v_dim,
-                             .page_tokens = kPageTokens,
+                             .k_head_stride = int64_t{page_tokens} * h.head_dim,
+                             .v_head_stride = int64_t{page_tokens} * h.v_dim,
+                             .page_tokens = page_tokens,
                              .kv_heads = h.kv_heads,
                              .head_dim = h.head_dim,
                              .v_dim = h.v_dim},
                    .kv_type = kv_type};
   if (slabs > 0) args.slabs = {p.get<float>(), slabs, b.get()};
-  DeviceStep step{.tokens = kRows, .slots = s.get<int64_t>()};
+  DeviceStep step{.tokens = rows, .slots = s.get<int64_t>()};
   prepare_qkv(kQueue, type, step, args);
 
   bool right = qkv.read() & (slabs == 0 || q_out.read());
@@ -361,12 +364,12 @@ void check_prepare(Report& report, DType type, DType kv_type, const Heads& h, in
     if (!std::isnan(error)) report.worst = std::max(report.worst, error / allowed);
     return error <= allowed;
   };
-  for (int r = 0; r < kRows; ++r) {
+  for (int r = 0; r < rows; ++r) {
     std::vector<float> x(before.begin() + r * width, before.begin() + (r + 1) * width);
     if (slabs > 0)
       for (int c = 0; c < width; ++c) {
         double sum = bias[c];
-        for (int i = 0; i < slabs; ++i) sum += partial[(static_cast<size_t>(i) * kRows + r) * width + c];
+        for (int i = 0; i < slabs; ++i) sum += partial[(static_cast<size_t>(i) * rows + r) * width + c];
         x[c] = round_to(type, sum);
       }
     for (int head = 0; head < h.heads + 2 * h.kv_heads; ++head) {
@@ -392,8 +395,8 @@ void check_prepare(Report& report, DType type, DType kv_type, const Heads& h, in
         if (is_q) {
           right &= near(slabs > 0 ? q_out.at(r, first + i) : qkv.at(r, first + i), expected, magnitude, type);
         } else if (slot >= 0) {
-          const int64_t at = slot / kPageTokens * page_stride + (is_v ? int64_t{kPageTokens} * h.kv_heads * h.head_dim : 0) +
-                             (int64_t{kv_head} * kPageTokens + slot % kPageTokens) * n + i;
+          const int64_t at = slot / page_tokens * page_stride + (is_v ? int64_t{page_tokens} * h.kv_heads * h.head_dim : 0) +
+                             (int64_t{kv_head} * page_tokens + slot % page_tokens) * n + i;
           right &= near(stored[at], expected, magnitude, kv_type);
           stored[at] = untouched;
           ++written;
@@ -491,7 +494,7 @@ void check_rows(Report& report, bool small) {
       for (const int width : widths)
         for (const int rows : {1, 5, width == 1000 ? 301 : 7}) {
           check_norm(report, type, rows, width, width, 0, place, random);
-          for (const int slabs : {1, 4, 8}) check_norm(report, type, rows, width, width, slabs, place, random);
+          for (const int slabs : {1, 2, 4, 8}) check_norm(report, type, rows, width, width, slabs, place, random);
           check_each(report, type, rows, width, place, random);
         }
       for (const int group : {1, 8, 20, 64, 128, 300, 512}) check_norm(report, type, 3, group * 5, group, 0, place, random);
@@ -501,8 +504,16 @@ void check_rows(Report& report, bool small) {
                {Heads{8, 2, 128, 128, 128, false, true}, Heads{4, 4, 64, 64, 32, false, false},
                 Heads{3, 1, 80, 48, 80, false, true}, Heads{4, 2, 96, 96, 24, true, true}, Heads{2, 2, 256, 128, 256, true, false},
                 Heads{0, 3, 128, 64, 0, false, false}, Heads{3, 1, 26, 30, 14, false, true}, Heads{1, 1, 7, 5, 0, false, true}})
-            check_prepare(report, type, kv, heads, slabs, place, random);
+            check_prepare(report, type, kv, 7, heads, slabs, place, random);
     }
+  // Rows enough that CTAs take several, or a thread several heads.
+  for (const DType type : kTypes) {
+    check_norm(report, type, 1601, 4096, 4096, 0, kPlaces[1], random);
+    check_norm(report, type, 301, 4096, 4096, 2, kPlaces[0], random);
+    for (const bool norms : {false, true})
+      for (const Heads& heads : {Heads{8, 2, 128, 128, 128, false, norms}, Heads{9, 3, 64, 64, 0, false, norms}})
+        check_prepare(report, type, type, 4001, heads, 0, kPlaces[1], random);
+  }
   check_rope(report, random);
 }
 

@@ -105,7 +105,7 @@ __device__ __forceinline__ void add_slabs(const float* at, int gap, int64_t slab
     }
 }
 
-// x = sum of the slabs in order; kAhead (4 or 8) of them are under way at a time.
+// x = sum of the slabs in order; kAhead (2, 4 or 8) of them are under way at a time.
 template <int kAhead, int N, int kRuns>
 __device__ __forceinline__ void sum_slabs(const float* slabs, int count, int64_t slab_stride, const SlabPlace& place,
                                           float (&x)[kRuns][N]) {
@@ -120,10 +120,12 @@ __device__ __forceinline__ void sum_slabs(const float* slabs, int count, int64_t
   switch (count) {
     case 1: return rest(Constant<1>{});
     case 2: return rest(Constant<2>{});
-    case 3: return rest(Constant<3>{});
-    case 4: return rest(Constant<4>{});
   }
-  if constexpr (kAhead == 8) switch (count) {
+  if constexpr (kAhead >= 4) switch (count) {
+      case 3: return rest(Constant<3>{});
+      case 4: return rest(Constant<4>{});
+    }
+  if constexpr (kAhead >= 8) switch (count) {
       case 5: return rest(Constant<5>{});
       case 6: return rest(Constant<6>{});
       case 7: return rest(Constant<7>{});

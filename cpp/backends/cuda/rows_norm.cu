@@ -7,6 +7,7 @@ namespace maga::cuda {
 namespace {
 
 constexpr int kMostThreads = 1024;
+constexpr int kFewSlabs = 2;
 
 // One run of columns: where its vectors lie, and how one of them is computed from what comes in.
 // kAhead: slabs under way at a time; 0: no slabs.
@@ -16,35 +17,41 @@ struct Run {
   int64_t row;
   int first;  // column
 
-  // Vector `v` of the input as floats that `T` holds exactly.
-  __device__ __forceinline__ void read(int v, float (&x)[N]) const {
+  // kRuns vectors of the input from the v-th on, `gap` columns apart, as floats that `T` holds exactly.
+  template <int kRuns>
+  __device__ __forceinline__ void read(int v, int gap, float (&x)[kRuns][N]) const {
     const int column = first + v * N;
-    Vector<T, N> vector;
+    Vector<T, N> vector[kRuns];
     if constexpr (kAhead == 0) {
-      vector.load(call.in.at(row, column));
-      vector.get(x);
+#pragma unroll
+      for (int r = 0; r < kRuns; ++r) vector[r].load(call.in.at(row, column + r * gap));
+#pragma unroll
+      for (int r = 0; r < kRuns; ++r) vector[r].get(x[r]);
     } else {
-      Vector<T, N> residual, bias;
-      if (call.residual.data) residual.load(call.residual.at(row, column));
-      if (call.slab_bias) bias.load(call.slab_bias + column);
+      Vector<T, N> bias[kRuns];
+#pragma unroll
+      for (int r = 0; r < kRuns; ++r) {
+        if (call.residual.data) vector[r].load(call.residual.at(row, column + r * gap));
+        if (call.slab_bias) bias[r].load(call.slab_bias + column + r * gap);
+      }
       const int64_t width = int64_t{call.groups} * call.group;
-      float total[1][N];
-      sum_slabs<kAhead>(call.slabs, call.slab_count, call.rows * width, {row * width + column}, total);
+      sum_slabs<kAhead>(call.slabs, call.slab_count, call.rows * width, {row * width + column, gap}, x);
 #pragma unroll
-      for (int i = 0; i < N; ++i) x[i] = total[0][i];
-      float y[N];
-      if (call.slab_bias) {
-        bias.get(y);
+      for (int r = 0; r < kRuns; ++r) {
+        float y[N];
+        if (call.slab_bias) {
+          bias[r].get(y);
 #pragma unroll
-        for (int i = 0; i < N; ++i) x[i] += y[i];
+          for (int i = 0; i < N; ++i) x[r][i] += y[i];
+        }
+        if (call.residual.data) {
+          vector[r].get(y);
+#pragma unroll
+          for (int i = 0; i < N; ++i) x[r][i] += y[i];
+        }
+#pragma unroll
+        for (int i = 0; i < N; ++i) x[r][i] = rounded<T>(x[r][i]);
       }
-      if (call.residual.data) {
-        residual.get(y);
-#pragma unroll
-        for (int i = 0; i < N; ++i) x[i] += y[i];
-      }
-#pragma unroll
-      for (int i = 0; i < N; ++i) x[i] = rounded<T>(x[i]);
     }
   }
   // With slabs, what was read goes to `sum` as well; after all loads of a thread.
@@ -105,10 +112,8 @@ __global__ void __launch_bounds__(kMostThreads) norm(const NormCall<T> call) {
   // Folds f over the columns of this thread; `again`: they have been read before.
   auto each = [&](bool again, auto&& f) {
     if constexpr (V > 0) {
-      if (!again)
-#pragma unroll
-        for (int i = 0; i < V; ++i)
-          if (const int v = threadIdx.x + i * blockDim.x; v < vectors) run.read(v, x[i]);
+      if (const int v = threadIdx.x; !again && v < vectors)  // all at once; a second one past the end is the first again
+        run.read(v, v + blockDim.x < vectors ? blockDim.x * N : 0, x);
 #pragma unroll
       for (int i = 0; i < V; ++i)
         if (const int v = threadIdx.x + i * blockDim.x; v < vectors) {
@@ -121,7 +126,7 @@ __global__ void __launch_bounds__(kMostThreads) norm(const NormCall<T> call) {
         if (again) {
           run.read_again(v, x[0]);
         } else {
-          run.read(v, x[0]);
+          run.read(v, 0, x);
           run.store_sum(v, x[0]);
         }
 #pragma unroll
@@ -158,14 +163,11 @@ struct NormShape {
 
 NormShape shape_of(int rows, int groups, int vectors, int ahead) {
   const int64_t runs = int64_t{rows} * groups;
-  constexpr int kRunsInAWave = 264;
+  constexpr int kSms = 132;
   if (groups > 1 && vectors <= 2 * kWarp) return {vectors <= kWarp ? 1 : 2, dim3((runs + 7) / 8), dim3(kWarp, 8)};
-  // Few runs: a thread for every vector, for latency, unless four slabs of two vectors can be under way. Many: two vectors a thread.
-#ifdef ROWS_TUNE
-  static const bool one = getenv("ONE");
-  if (one) ahead = 0;
-#endif
-  const int per_thread = runs <= kRunsInAWave && ahead != 4 && vectors <= kMostThreads ? 1 : vectors <= 2 * kMostThreads ? 2 : 0;
+  // A CTA an SM: a thread for every vector, for latency; but few rows with few slabs, and many rows, go faster with two a thread.
+  const bool alone = runs <= kSms && vectors <= kMostThreads && !(ahead == kFewSlabs && runs < 32);
+  const int per_thread = alone ? 1 : vectors <= 2 * kMostThreads ? 2 : 0;
   const int threads = per_thread == 0 ? kMostThreads : (vectors + per_thread - 1) / per_thread;
   return {per_thread, dim3(runs), dim3((threads + kWarp - 1) / kWarp * kWarp)};
 }
@@ -220,9 +222,10 @@ void norm(const Queue& queue, DType type, const NormArgs& args) {
                     : takes_vectors<T>(args.in, args.width, n));
     };
     if (slabs) {
-      // More slabs under way take registers, and with them the place of the next kernel, which would begin to fetch its weights.
-      if (!fits(4)) return launch_norm<T, 1, 4>(queue, args.kind, call);
-      args.slabs.count <= 4 ? launch_norm<T, 4, 4>(queue, args.kind, call) : launch_norm<T, 4, 8>(queue, args.kind, call);
+      // The more slabs under way, the more registers, and the less of an SM is left to the next kernel, which fetches its weights.
+      if (!fits(4)) return launch_norm<T, 1, kFewSlabs>(queue, args.kind, call);
+      args.slabs.count <= kFewSlabs ? launch_norm<T, 4, kFewSlabs>(queue, args.kind, call)
+                                    : launch_norm<T, 4, 8>(queue, args.kind, call);
     } else {
       if (!fits(kVector<T>)) return launch_norm<T, 1, 0>(queue, args.kind, call);
       if (!norm_stream(queue, args.kind, call)) launch_norm<T, kVector<T>, 0>(queue, args.kind, call);

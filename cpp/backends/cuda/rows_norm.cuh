@@ -19,8 +19,8 @@ struct NormCall {
   float eps, weight_offset;
 };
 
-// Sum over the threads of a run: a warp, or the whole CTA. `shared` (kWarp, 16-byte aligned) is zero past the CTA's warps; it may be
-// used again after the next call with another one.
+// Sum over the threads of a run: a warp, or the whole CTA. `shared` (kWarp, 16-byte aligned) is zero past the CTA's warps; it may
+// be used again after the next call with another one.
 __device__ __forceinline__ float sum_over_run(float x, float* shared) {
 #pragma unroll
   for (int offset = kWarp / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(~0u, x, offset);

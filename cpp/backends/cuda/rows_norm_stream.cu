@@ -18,7 +18,7 @@ __device__ __forceinline__ void keep_narrow(Vector<T, kVector<T>>& vector) {
 
 // A CTA a row at a time; a thread has V vectors of a row, blockDim.x apart.
 template <typename T, int V, NormKind kKind>
-__global__ void __launch_bounds__(kMostThreads, kThreadsOfSm / kMostThreads) norm_rows(const NormCall<T> call) {
+__global__ void __launch_bounds__(kMostThreads, kThreadsOfSm / kMostThreads) stream_rows(const NormCall<T> call) {
   allow_next();
   constexpr int N = kVector<T>;
   __shared__ alignas(16) float shared[4][kWarp];  // two rows in turn
@@ -106,7 +106,7 @@ void launch_rows(const Queue& queue, NormKind kind, const NormCall<T>& call) {
   const int vectors = call.group / kVector<T>;
   const int threads = ((vectors + V - 1) / V + kWarp - 1) / kWarp * kWarp;
   const int ctas = std::min(call.rows, multiprocessors() * (kThreadsOfSm / threads));
-  auto* kernel = kind == NormKind::rms ? norm_rows<T, V, NormKind::rms> : norm_rows<T, V, NormKind::layer>;
+  auto* kernel = kind == NormKind::rms ? stream_rows<T, V, NormKind::rms> : stream_rows<T, V, NormKind::layer>;
   launch(queue, kernel, dim3(ctas), dim3(threads), 0, call);
 }
 
@@ -116,12 +116,6 @@ template <typename T>
 bool norm_stream(const Queue& queue, NormKind kind, const NormCall<T>& call) {
   const int vectors = call.group / kVector<T>;
   if (call.groups > 1 || vectors * kVector<T> != call.group || vectors > 4 * kMostThreads) return false;
-#ifdef ROWS_TUNE
-  static const int v = getenv("V") ? atoi(getenv("V")) : 0;
-  if (v == 1 && vectors <= 384) return launch_rows<T, 1>(queue, kind, call), true;
-  if (v == 2 && vectors <= 768) return launch_rows<T, 2>(queue, kind, call), true;
-  if (v == 4) return launch_rows<T, 4>(queue, kind, call), true;
-#endif
   // Few rows: more threads for each, for latency.
   if (vectors <= kWarp) {
     launch_rows<T, 1>(queue, kind, call);

@@ -34,7 +34,7 @@ struct Pair {
 // A team of 1 << log_lanes threads a head; a thread has 2 N of its columns, of kHeads heads of one row. Grid (rows, parts of a
 // row's heads).
 template <typename T, int N, int kHeads, bool kSlabs, bool kNorms>
-__global__ void __launch_bounds__(kMostThreads, kNorms && kHeads > 1 ? 4 : 6)
+__global__ void __launch_bounds__(kMostThreads, kHeads > 1 && kNorms ? 4 : 6)
     prepare_pairs(const PrepareCall<T, T> call, int log_lanes) {
   allow_next();
   const int team = threadIdx.x >> log_lanes, teams = blockDim.x >> log_lanes;
@@ -127,8 +127,8 @@ __global__ void __launch_bounds__(kMostThreads, kNorms && kHeads > 1 ? 4 : 6)
       in[i].store(q + head * call.head_dim, half);
     } else if (slot >= 0) {
       const bool is_k = head < k_heads;
-      T* const pages = is_k ? call.k_pages + (head - call.heads) * call.k_head_stride
-                            : call.v_pages + (head - k_heads) * call.v_head_stride;
+      T* const pages =
+          is_k ? call.k_pages + (head - call.heads) * call.k_head_stride : call.v_pages + (head - k_heads) * call.v_head_stride;
       in[i].store(pages + entry, half);
     }
   }
@@ -153,11 +153,6 @@ bool prepare_pairs(const Queue& queue, const PrepareCall<T, T>& call) {
   if (call.head_dim % (2 * n) != 0 || !std::has_single_bit(static_cast<unsigned>(lanes)) || lanes > kWarp) return false;
   if (call.v_dim != call.head_dim || (call.rotary_dim > 0 && (call.interleaved || call.rotary_dim != call.head_dim))) return false;
   const int64_t threads = int64_t{call.rows} * (call.heads + 2 * call.kv_heads) * lanes;
-#ifdef ROWS_TUNE
-  static const int v = getenv("H") ? atoi(getenv("H")) : 0;
-  if (!call.slabs && v == 1) return launch_pairs<T, kVector<T>, 1, false>(queue, call), true;
-  if (!call.slabs && v == 4) return launch_pairs<T, kVector<T>, 4, false>(queue, call), true;
-#endif
   if (call.slabs) {
     launch_pairs<T, 4, 1, true>(queue, call);
   } else if (threads <= 132 * 1024) {  // few: spread over the SMs

@@ -91,15 +91,18 @@ struct Drawing {
   // f(s, id) for this lane's elements of a unit of the row. Past its end there is nothing that weighs anything.
   template <typename F>
   __device__ __forceinline__ void in_unit(int unit, F&& f) const {
-    constexpr int kSteps = kUnit / (kWarp * N);
-    float x[kSteps][N];
-    const int first = unit * kUnit + lane * N;
+    constexpr int kAhead = N == 1 ? 8 : kUnit / (kWarp * N);  // loads under way
+    float x[kAhead][N];
+    const int end = (unit + 1) * kUnit;
+#pragma unroll 1
+    for (int first = unit * kUnit + lane * N; first < end; first += kAhead * kWarp * N) {
 #pragma unroll
-    for (int i = 0; i < kSteps; ++i) load_logits<N>(row, first + i * kWarp * N, vocab, x[i]);
+      for (int i = 0; i < kAhead; ++i) load_logits<N>(row, first + i * kWarp * N, vocab, x[i]);
 #pragma unroll
-    for (int i = 0; i < kSteps; ++i)
+      for (int i = 0; i < kAhead; ++i)
 #pragma unroll
-      for (int e = 0; e < N; ++e) f(scaled(x[i][e]), first + i * kWarp * N + e);
+        for (int e = 0; e < N; ++e) f(scaled(x[i][e]), first + i * kWarp * N + e);
+    }
   }
 
   // f(s, id) for all elements of this lane, and done(unit) after each unit.
