@@ -30,12 +30,7 @@ void launch_each(const Queue& queue, const Body& body, int rows, int width) {
   const int vectors = width / Body::kWidth;
   // Few elements: small CTAs, to spread over the SMs. Many: two vectors a thread, for more bytes under way.
   const bool many = int64_t{rows} * vectors > 1 << 17;
-#ifdef ROWS_TUNE
-  static const int tu = getenv("U") ? atoi(getenv("U")) : 2, tt = getenv("T") ? atoi(getenv("T")) : 512;
-  const int unroll = many && vectors >= 64 ? tu : 1, most_threads = many ? tt : 128;
-#else
   const int unroll = many && vectors >= 64 ? 2 : 1, most_threads = many ? 512 : 128;
-#endif
   const int threads = (vectors + unroll - 1) / unroll;
   const int columns = (threads + most_threads - 1) / most_threads;
   const int x = (threads + columns - 1) / columns, y = std::max(1, 128 / x);
