@@ -1,5 +1,4 @@
-// cuda_attention check [few]: attention of the CUDA backend against its definition. cuda_attention time [decode]: how long it
-// takes.
+// cuda_attention check [few]: attention of the CUDA backend against its definition. cuda_attention time: how long it takes.
 #include <cstdio>
 #include <cstring>
 
@@ -8,11 +7,8 @@
 int main(int count, char** arguments) try {
   const bool check = count > 1 && std::strcmp(arguments[1], "check") == 0;
   if (check) return maga::cuda::check_attention(count > 2 && std::strcmp(arguments[2], "few") == 0) == 0 ? 0 : 1;
-  if (count > 1 && std::strcmp(arguments[1], "time") == 0) {
-    maga::cuda::time_attention(count > 2 && std::strcmp(arguments[2], "decode") == 0);
-    return 0;
-  }
-  std::fprintf(stderr, "usage: cuda_attention check [few] | time [decode]\n");
+  if (count > 1 && std::strcmp(arguments[1], "time") == 0) return maga::cuda::time_attention(), 0;
+  std::fprintf(stderr, "usage: cuda_attention check [few] | time\n");
   return 2;
 } catch (const std::exception& error) {
   std::fprintf(stderr, "%s\n", error.what());

@@ -73,22 +73,11 @@ class MadeStep {
 void fill_random(void* to, DType type, size_t count, uint32_t seed);
 // The entries of the step's keys and values; the rest of the pages stays as it was.
 void fill_pages(const KvLayer& layer, DType type, const DeviceStep& step, uint32_t seed);
-// A kernel that lets the next one start at once, waits for the one in front and then for `cycles`, and copies what a step brings:
-// the entries of its tokens in the pages, and the queries.
-struct LateWrite {
-  KvLayer to, from;
-  int64_t entry_bytes = 0;  // of a number in the pages
-  void* q_to = nullptr;
-  const void* q_from = nullptr;
-  size_t q_bytes = 0;
-  int64_t cycles = 0;
-};
-void write_late(const Queue& queue, const DeviceStep& step, const LateWrite& write);
 // out (tokens, heads * v_dim) in double precision, by definition.
 void attention_reference(double* out, DType type, DType kv_type, const AttentionShape& shape, const DeviceStep& step,
                          const AttentionArgs& args);
 
 int check_attention(bool few);
-void time_attention(bool decode_only);
+void time_attention();
 
 }  // namespace maga::cuda

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "backends/cuda/launch.cuh"
 #include "cuda_attention.h"
 
 namespace maga::cuda {
@@ -51,27 +50,6 @@ __global__ void fill_pages_kernel(KvLayer layer, DType type, DeviceStep step, ui
     else
       set(layer.v, type, page + head * layer.v_head_stride + in_page * layer.v_dim + column - layer.head_dim, x);
   }
-}
-
-// (grid: tokens)
-__global__ void write_late_kernel(DeviceStep step, LateWrite write) {
-  allow_next();
-  wait_for_previous();
-  for (const int64_t start = clock64(); clock64() - start < write.cycles;) continue;
-  const KvLayer& to = write.to;
-  const int token = blockIdx.x;
-  const int64_t slot = step.slots[token], page = slot / to.page_tokens * to.page_stride, place = slot % to.page_tokens;
-  const auto copy = [&](void* into, const void* from, int64_t begin, int64_t count) {
-    for (int64_t i = threadIdx.x; i < count; i += blockDim.x)
-      static_cast<uint8_t*>(into)[begin + i] = static_cast<const uint8_t*>(from)[begin + i];
-  };
-  for (int head = 0; slot >= 0 && head < to.kv_heads; ++head) {
-    const int64_t size = write.entry_bytes;
-    copy(to.k, write.from.k, (page + head * to.k_head_stride + place * to.head_dim) * size, to.head_dim * size);
-    copy(to.v, write.from.v, (page + head * to.v_head_stride + place * to.v_dim) * size, to.v_dim * size);
-  }
-  const int64_t bytes = write.q_bytes, begin = token * bytes / step.tokens, end = (token + 1) * bytes / step.tokens;
-  copy(write.q_to, write.q_from, begin, end - begin);
 }
 
 // (grid: tokens, heads; shared: a double a key)
@@ -129,10 +107,6 @@ void fill_random(void* to, DType type, size_t count, uint32_t seed) {
 void fill_pages(const KvLayer& layer, DType type, const DeviceStep& step, uint32_t seed) {
   fill_pages_kernel<<<step.sequences, 512>>>(layer, type, step, seed);
   MAGA_CUDA(cudaGetLastError());
-}
-
-void write_late(const Queue& queue, const DeviceStep& step, const LateWrite& write) {
-  launch(queue, write_late_kernel, step.tokens, 256, 0, step, write);
 }
 
 void attention_reference(double* out, DType type, DType kv_type, const AttentionShape& shape, const DeviceStep& step,

@@ -21,10 +21,9 @@ struct Pool {
   explicit Pool(size_t size) : bytes(size) { fill_random(bytes.get(), DType::bf16, size / 2, 7); }
 };
 
-// Median microseconds of a run, and where the plan can be captured those of a run behind a kernel that writes what the step brings
-// (without that kernel's own), and of planning once.
+// Median microseconds of a run, and those of planning once where the plan can be captured.
 struct Times {
-  double run = 0, behind = 0, plan = 0;
+  double run = 0, plan = 0;
 };
 
 double replay(cudaStream_t stream, int count, const std::function<void(int)>& work) {
@@ -86,25 +85,13 @@ Times time_step(const Model& model, const StepSizes& shape, Pool& pool, bool own
   MAGA_CUDA(cudaDeviceSynchronize());
   Times times;
   times.run = replay(queue.stream, decode ? 32 : 4, [&](int i) { plan.run(queue, steps[i % sets], args); });
-  if (captured) {
-    DeviceArray<uint8_t> from(q.bytes());
-    fill_random(from.get(), DType::bf16, q.bytes() / 2, 6);
-    const LateWrite write{
-        .to = args.layer, .from = args.layer, .entry_bytes = 2, .q_to = q.get(), .q_from = from.get(), .q_bytes = q.bytes()};
-    const auto both = [&](int i) {
-      write_late(queue, steps[i % sets], write);
-      plan.run(queue, steps[i % sets], args);
-    };
-    times.behind =
-        replay(queue.stream, 32, both) - replay(queue.stream, 32, [&](int i) { write_late(queue, steps[i % sets], write); });
-    times.plan = replay(queue.stream, 32, [&](int) { plan.plan(queue, made.device, nullptr); });
-  }
+  if (captured) times.plan = replay(queue.stream, 32, [&](int) { plan.plan(queue, made.device, nullptr); });
   return times;
 }
 
 }  // namespace
 
-void time_attention(bool decode_only) {
+void time_attention() {
   const Stream stream;
   int device = 0, major = 0;
   MAGA_CUDA(cudaGetDevice(&device));
@@ -113,13 +100,13 @@ void time_attention(bool decode_only) {
   Pool pool(size_t{9} << 30);
 
   const Model llama{"32/8 x 128", 32, 8, 128};
-  std::printf("%-14s %-26s %10s %10s %10s %8s\n", "heads", "decode", "us", "of 4.5TB/s", "behind us", "plan us");
+  std::printf("%-14s %-26s %10s %10s %8s\n", "heads", "decode", "us", "of 4.5TB/s", "plan us");
   const auto decode = [&](const Model& model, const char* name, const std::vector<SequenceSize>& sequences) {
     double keys = 0;
     for (const SequenceSize& s : sequences) keys += s.kv_length;
     const Times t = time_step(model, {.sequences = sequences}, pool, false, true, queue);
-    std::printf("%-14s %-26s %10.1f %10.2f %10.1f %8.1f\n", model.name, name, t.run,
-                keys * model.kv_heads * model.head_dim * 4 / (t.run * 1e-6) / kBandwidth, t.behind, t.plan);
+    std::printf("%-14s %-26s %10.1f %10.2f %8.1f\n", model.name, name, t.run,
+                keys * model.kv_heads * model.head_dim * 4 / (t.run * 1e-6) / kBandwidth, t.plan);
   };
   for (const int batch : {1, 8, 64, 256})
     for (const int context : {256, 2048, 8192})
@@ -128,22 +115,15 @@ void time_attention(bool decode_only) {
   std::vector<SequenceSize> skewed(63, {1, 512});
   skewed.push_back({1, 65536});
   decode(llama, "63 x 512, 1 x 65536", skewed);
-  const auto ragged = [](int count, int first, int step) {
-    std::vector<SequenceSize> list;
-    for (int i = 0; i < count; ++i) list.push_back({1, first + i * step});
-    return list;
-  };
-  decode(llama, "8 x 100..450", ragged(8, 100, 50));
-  decode(llama, "64 x 40..670", ragged(64, 40, 10));
-  decode(llama, "256 x 40..550", ragged(256, 40, 2));
-  decode(llama, "128 x 100..4037", ragged(128, 100, 31));
+  std::vector<SequenceSize> ragged;
+  for (int i = 0; i < 128; ++i) ragged.push_back({1, 100 + i * 31});
+  decode(llama, "128 x 100..4037", ragged);
   decode({"32/8 x 64", 32, 8, 64}, "batch 64, 2048", std::vector(64, SequenceSize{1, 2048}));
   decode({"28/4 x 128", 28, 4, 128}, "batch 64, 2048", std::vector(64, SequenceSize{1, 2048}));
   decode({"32/32 x 128", 32, 32, 128}, "batch 16, 2048", std::vector(16, SequenceSize{1, 2048}));
   decode({"16/8 x 256", 16, 8, 256}, "batch 32, 2048", std::vector(32, SequenceSize{1, 2048}));
   decode({"32/2 x 80", 32, 2, 80}, "batch 64, 2048", std::vector(64, SequenceSize{1, 2048}));
 
-  if (decode_only) return;
   std::printf("%-14s %-26s %10s %10s %10s %10s\n", "heads", "prefill", "own us", "TFLOP/s", "fa3 us", "TFLOP/s");
   const auto prefill = [&](const Model& model, const char* name, const std::vector<SequenceSize>& sequences) {
     double pairs = 0;

@@ -58,7 +58,7 @@ Lane make_lane(const MmaKernel& kernel, const cudaDeviceProp& device) {
 }
 
 void carve(Carver& carver, Lane& lane, int64_t sequences) {
-  lane.work = {.sequences = carver.take<WorkSequence>(sequences + 1),
+  lane.work = {.sequences = carver.take<WorkSequence>(sequences),
                .starts = carver.take<WorkStart>(lane.ctas),
                .before = carver.take<int>(sequences),
                .ctas = lane.ctas,

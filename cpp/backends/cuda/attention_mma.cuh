@@ -3,13 +3,6 @@
 // A CTA walks its share of the work list (attention_work.cuh). The warps stand in kRowWarps x kKeyWarps: a row warp has 16 packed
 // query rows, a key warp has kSlice keys of every block. Warps with the same keys (a team) fill a ring of stages in shared memory,
 // which runs ahead over the ends of tiles. With one row warp a team is a single warp, and the main loop has no CTA barrier.
-//
-// What is read before wait_for_previous(): the work list, the pages' ids, and keys and values that were in the pages before this
-// step. A kernel may start while several before it still run, since all of them let the next one start at once; but the plan's
-// kernel lets the next one start only when all before it is complete and its own stores are in L2. It runs after the step's
-// arrays are copied and before any layer writes to its pages. So a kernel behind it, started when it may, finds there what the
-// plan and all before it wrote; it must read past L1, which may hold older lines. All else (queries, the entries of the step's
-// own tokens, the partial results) waits for the kernel in front.
 #pragma once
 
 #include "backends/cuda/attention_mma_tile.cuh"
@@ -23,7 +16,14 @@ __global__ void __launch_bounds__(S::kThreads, S::kCtas) attention_mma_kernel(co
   using T = typename S::T;
   extern __shared__ __align__(16) unsigned char shared[];
   allow_next();
-  const WorkStart start = read_early(args.work.starts + blockIdx.x);
+  wait_for_previous();
+  const WorkStart start = args.work.starts[blockIdx.x];
+  if (args.zero_to > 0) {
+    for (int row = *args.token_count + blockIdx.x; row < args.zero_to; row += gridDim.x)
+      for (int i = threadIdx.x; i < args.shape.group * args.shape.kv_heads * S::kHeadDim / 2; i += S::kThreads)
+        reinterpret_cast<uint32_t*>(static_cast<T*>(args.out) + row * args.out_stride)[i] = 0;
+  }
+  if (start.blocks == 0) return;
   const int begin = blockIdx.x * start.share, end = begin + start.blocks;
 
   const int warp = threadIdx.x / 32, row_warp = warp % S::kRowWarps, key_warp = warp / S::kRowWarps;
@@ -37,31 +37,21 @@ __global__ void __launch_bounds__(S::kThreads, S::kCtas) attention_mma_kernel(co
   };
 
   MmaLoader<S> loader;
+  loader.at.start(args, start);
+  MmaCursor<S> at = loader.at;
   int loaded = begin, load_stage = 0;
   auto load_next = [&] {
     if (loaded < end) {
+      if (loaded > begin) loader.advance(args);
       loader.load(args, key_warp, ring + load_stage * S::kStage);
-      if (++loaded < end) loader.advance(args, key_warp);
+      ++loaded;
       if (++load_stage == args.stages) load_stage = 0;
     }
     copy_commit();  // of nothing at the end, so that the count of groups tells the stage
   };
-  if (start.blocks > 0) loader.start(args, key_warp, start);
-  MmaCursor<S> at = loader.at;
-  int ahead = 0;
-  for (; ahead < args.stages - 1 && loaded < end && loader.at.is_old(); ++ahead) load_next();
-  wait_for_previous();
-
-  if (args.zero_to > 0) {
-    for (int row = *args.token_count + blockIdx.x; row < args.zero_to; row += gridDim.x)
-      for (int i = threadIdx.x; i < args.shape.group * args.shape.kv_heads * S::kHeadDim / 2; i += S::kThreads)
-        reinterpret_cast<uint32_t*>(static_cast<T*>(args.out) + row * args.out_stride)[i] = 0;
-  }
-  if (start.blocks == 0) return;
   MmaRows<S> rows;
-  rows.read_queries(args, at, row_warp);
-  rows.clear();
-  for (; ahead < args.stages - 1; ++ahead) load_next();
+  rows.start(args, at, row_warp);
+  for (int i = 0; i < args.stages - 1; ++i) load_next();
   int stage = 0;
   for (int position = begin;; ++position) {
     if (args.stages == 2)
@@ -76,22 +66,19 @@ __global__ void __launch_bounds__(S::kThreads, S::kCtas) attention_mma_kernel(co
     if (++stage == args.stages) stage = 0;
     const bool done = position + 1 == end;
     if (done || at.place.block + 1 == at.end_block) {
-      const MmaTile<S> tile(args, at, position, start);
-      if (!done) {
-        at.advance(args);
-        rows.read_queries(args, at, row_warp);  // on their way while the tile is finished
-      }
+      const MmaTile<S> tile(args, at, position, start.share);
       finish_tile(rows, tile, row_warp, key_warp, scratch);
       if (done) {
         // Waiting for other CTAs' stores and counters is left to the end, where no copies wait behind it.
         MmaCursor<S> first;
-        first.start(args, start);
-        const MmaTile<S> first_tile(args, first, begin, start);
+        first.start(args, args.work.starts[blockIdx.x]);
+        const MmaTile<S> first_tile(args, first, begin, start.share);
         if (first_tile.ctas > 1 && begin + first.end_block - first.place.block < end) first_tile.merge();
         if (tile.ctas > 1) tile.merge();
         return;
       }
-      rows.clear();
+      at.advance(args);
+      rows.start(args, at, row_warp);
     } else {
       ++at.place.block;
     }

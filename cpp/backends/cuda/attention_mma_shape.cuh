@@ -27,23 +27,11 @@ struct MmaShape {
   static constexpr int kCtas = kHeadDim <= 128 ? 2 : 1;  // an SM, at least
 };
 
-// Reads what may not be in the L1 cache, since it is read before wait_for_previous(): see attention_mma.cuh.
-template <typename Item>
-__device__ Item read_early(const Item* from) {
-  static_assert(sizeof(Item) % 16 == 0);
-  int4 words[sizeof(Item) / 16];
-#pragma unroll
-  for (size_t i = 0; i < sizeof(Item) / 16; ++i) words[i] = __ldcg(reinterpret_cast<const int4*>(from) + i);
-  Item item;
-  memcpy(&item, words, sizeof(Item));
-  return item;
-}
-
-// A place in the work list, with what is needed to read its keys. The sequence behind this one is asked for a sequence ahead.
+// A place in the work list, with what is needed to read its keys.
 template <typename S>
 struct MmaCursor {
   WorkPlace place;
-  WorkSequence sequence, next_sequence;
+  WorkSequence sequence;
   TileKeys keys;
   int first_block = 0, end_block = 0;  // of the tile
 
@@ -53,11 +41,8 @@ struct MmaCursor {
   }
   __device__ void start(const MmaArgs& args, const WorkStart& at) {
     place = at.place, sequence = at.sequence;
-    next_sequence = read_early(args.work.sequences + place.sequence + 1);
     enter_tile(args);
   }
-  // Whether this block has only keys that were in the pages before this step.
-  __device__ bool is_old() const { return (place.block + 1) * S::kBlock <= sequence.kv_length - sequence.tokens; }
   // To the block after this one, which must exist.
   __device__ void advance(const MmaArgs& args) {
     if (++place.block < end_block) return;
@@ -65,8 +50,7 @@ struct MmaCursor {
       place.tile = 0;
       if (++place.head == args.shape.kv_heads) {
         place.head = 0;
-        sequence = next_sequence;
-        next_sequence = read_early(args.work.sequences + ++place.sequence + 1);
+        sequence = args.work.sequences[++place.sequence];
       }
     }
     enter_tile(args);
@@ -79,37 +63,21 @@ template <typename S>
 struct MmaLoader {
   using T = typename S::T;
   MmaCursor<S> at;
-  int page_block;  // the first of those whose pages are here
-  int page;        // lane l: the page of the team's l-th run of 16 keys from `page_block` on
-  int next_page;   // the same for the beginning of the next tile, asked for a tile ahead
+  int page = 0;         // lane l: the page of the team's l-th run of 16 keys from `page_block` on
+  int page_block = -1;  // -1: not read
 
-  static __device__ int read_page(const MmaArgs& args, int key_warp, const WorkSequence& sequence, int block) {
+  __device__ void read_pages(const MmaArgs& args, int key_warp) {
     const int lane = threadIdx.x % 32;
-    const int key = (block + lane / S::kGroups) * S::kBlock + key_warp * S::kSlice + lane % S::kGroups * 16;
-    // Behind the last tile of the list is a sequence without keys.
-    return __ldcg(args.pages + sequence.page_start + (max(0, min(key, sequence.kv_length - 1)) >> args.page_shift));
-  }
-  __device__ void read_next_page(const MmaArgs& args, int key_warp) {
-    WorkSequence sequence = at.sequence;
-    int tile = at.place.tile + 1;
-    if (tile == tiles_of(sequence, args.shape.group, S::kRows)) {
-      tile = 0;
-      if (at.place.head + 1 == args.shape.kv_heads) sequence = at.next_sequence;
-    }
-    const int block = args.shape.window > 0 ? tile_keys(sequence, args.shape, tile, S::kRows).low / S::kBlock : 0;
-    next_page = read_page(args, key_warp, sequence, block);
-  }
-  __device__ void start(const MmaArgs& args, int key_warp, const WorkStart& from) {
-    page_block = from.place.block;
-    page = read_page(args, key_warp, from.sequence, page_block);
-    at.start(args, from);
-    read_next_page(args, key_warp);
+    page_block = at.place.block;
+    const int key = (page_block + lane / S::kGroups) * S::kBlock + key_warp * S::kSlice + lane % S::kGroups * 16;
+    page = args.pages[at.sequence.page_start + (min(key, at.sequence.kv_length - 1) >> args.page_shift)];
   }
   __device__ void load(const MmaArgs& args, int key_warp, uint32_t stage) {
     constexpr int kPieces = S::kHeadDim / 8;  // 16-byte pieces of a row
     constexpr int kLoads = S::kSlice * kPieces / S::kTeam;
     static_assert(kLoads * S::kTeam == S::kSlice * kPieces);
     constexpr int kUnroll = kLoads < 8 ? kLoads : 8;  // more would cost registers that the largest head size does not have
+    if (page_block < 0 || at.place.block - page_block >= 32 / S::kGroups) read_pages(args, key_warp);
     const int run = (at.place.block - page_block) * S::kGroups;
     const int first_key = at.place.block * S::kBlock + key_warp * S::kSlice;
     const int in_page = (1 << args.page_shift) - 1;
@@ -128,14 +96,9 @@ struct MmaLoader {
       copy_async(to + S::kTeamStage / 2, v + from, wanted);
     }
   }
-  __device__ void advance(const MmaArgs& args, int key_warp) {
+  __device__ void advance(const MmaArgs& args) {
     at.advance(args);
-    if (at.place.block == at.first_block) {
-      page_block = at.place.block, page = next_page;
-      read_next_page(args, key_warp);
-    } else if (at.place.block - page_block >= 32 / S::kGroups) {
-      page_block = at.place.block, page = read_page(args, key_warp, at.sequence, page_block);
-    }
+    if (at.place.block == at.first_block) page_block = -1;
   }
 };
 

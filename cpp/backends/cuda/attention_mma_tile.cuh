@@ -10,18 +10,17 @@ template <typename S>
 struct MmaTile {
   using T = typename S::T;
   const MmaArgs& args;
-  const MmaCursor<S> at;
+  const MmaCursor<S>& at;
   int rows;     // of the tile that exist
   int owner;    // the CTA in which the tile begins
   int ctas;     // that share the tile
   int partial;  // this CTA's place in the partial results
 
-  // `position`: of the cursor's block in the work list.
-  __device__ MmaTile(const MmaArgs& args, const MmaCursor<S>& at, int position, const WorkStart& start) : args(args), at(at) {
+  __device__ MmaTile(const MmaArgs& args, const MmaCursor<S>& at, int position, int share) : args(args), at(at) {
     rows = min(S::kRows, at.sequence.tokens * args.shape.group - at.place.tile * S::kRows);
     const int begin = position - (at.place.block - at.first_block), end = begin + at.end_block - at.first_block;
-    owner = start.pieces > 0 ? start.owner : begin / start.share;
-    ctas = start.pieces > 0 ? start.pieces : (end - 1) / start.share - owner + 1;
+    owner = begin / share;
+    ctas = (end - 1) / share - owner + 1;
     partial = slot_of(blockIdx.x - owner);
   }
   // A CTA has at most one tile that came from the CTA before and one that goes on in the next.

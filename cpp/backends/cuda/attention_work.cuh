@@ -2,8 +2,7 @@
 //
 // A sequence's query rows are packed per K/V head as (token, head of the group), so that the heads which share keys share a tile.
 // The work of a step is the list of all (sequence, K/V head, tile, key block), in that order; a CTA takes `share` blocks in a row.
-// Where there are fewer tiles than CTAs, a CTA takes one tile instead, or a piece of one, so that no CTA ends amid one tile and
-// begins amid the next. A tile that reaches over several CTAs is merged by the last of them.
+// A tile that reaches over several CTAs is merged by the last of them.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -30,13 +29,11 @@ struct alignas(16) WorkStart {
   WorkSequence sequence;
   int blocks = 0;  // that this CTA does
   int share = 0;   // of every CTA but the last
-  // Where a CTA takes one tile or a piece of it: the first CTA of the tile, and how many have pieces of it. Else pieces is 0.
-  int owner = 0, pieces = 0;
 };
 
 // One work list in device memory, filled by attention_plan.
 struct WorkList {
-  WorkSequence* sequences = nullptr;  // (sequences + 1) those with work in this list, and an empty one
+  WorkSequence* sequences = nullptr;  // (sequences) those with work in this list
   WorkStart* starts = nullptr;        // (ctas)
   int* before = nullptr;              // (sequences) blocks before each sequence
   int ctas = 0;
