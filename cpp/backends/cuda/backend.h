@@ -17,9 +17,9 @@ struct Device {
   DType compute;
   double memory_utilization;
   std::string name;
-  int capability = 0;         // 90: sm_90
-  int64_t total_bytes = 0;    // of the card
-  ThreadPool threads;         // host work between steps
+  int capability = 0;       // 90: sm_90
+  int64_t total_bytes = 0;  // of the card
+  ThreadPool threads;       // host work between steps
   std::unique_ptr<Uploader> uploader;
   std::unique_ptr<Linears> linears;
 };
