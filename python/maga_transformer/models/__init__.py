@@ -2,14 +2,48 @@
 
 from maga_transformer._core import Program
 from maga_transformer.checkpoint import Checkpoint
+from maga_transformer.models.baichuan import Baichuan
+from maga_transformer.models.bloom import Bloom
+from maga_transformer.models.falcon import Falcon
 from maga_transformer.models.family import Family
-from maga_transformer.models.llama import Llama, Mistral
+from maga_transformer.models.gemma import Gemma
+from maga_transformer.models.gpt_neox import GptNeoX
+from maga_transformer.models.internlm import InternLM, InternLM2
+from maga_transformer.models.llama import Aquila, Llama, Mistral, Xverse
+from maga_transformer.models.mpt import Mpt
+from maga_transformer.models.olmo2 import Olmo2
+from maga_transformer.models.phi import Phi
+from maga_transformer.models.phi3 import Phi3
+from maga_transformer.models.qwen import Qwen
 from maga_transformer.models.qwen2 import Qwen2
 from maga_transformer.models.qwen3 import Qwen3
+from maga_transformer.models.stablelm import StableLm
+from maga_transformer.models.starcoder2 import Starcoder2
 
 __all__ = ["Family", "build_program", "families"]
 
-_FAMILIES: tuple[type[Family], ...] = (Llama, Mistral, Qwen2, Qwen3)
+_FAMILIES: tuple[type[Family], ...] = (
+    Llama,
+    Mistral,
+    Qwen,
+    Qwen2,
+    Qwen3,
+    Aquila,
+    Baichuan,
+    Bloom,
+    Falcon,
+    Gemma,
+    GptNeoX,
+    InternLM,
+    InternLM2,
+    Mpt,
+    Olmo2,
+    Phi,
+    Phi3,
+    StableLm,
+    Starcoder2,
+    Xverse,
+)
 
 
 def families() -> dict[str, type[Family]]:

@@ -1,0 +1,297 @@
+"""Families beside Llama, Mistral and Qwen give the logits of transformers; those that transformers does not have are re-laid from
+a model of the same arithmetic, or compared with a definition written here."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from folders import TINY, edit_config, tiny_model
+from maga_transformer import _core
+from maga_transformer.checkpoint import open_checkpoint
+from maga_transformer.models import build_program
+from runner import Runner
+from safetensors.torch import load_file, save_file
+
+LENGTH = 60
+IDS = np.random.default_rng(1).integers(0, 96, LENGTH).tolist()
+
+Tensors = dict[str, torch.Tensor]
+
+NATIVE = {
+    "phi3": ("phi3", {"pad_token_id": 0}),
+    "phi3-window": ("phi3", {"pad_token_id": 0, "sliding_window": 9, "num_key_value_heads": 4}),
+    "phi3-partial": ("phi3", {"pad_token_id": 0, "head_dim": 16, "partial_rotary_factor": 0.5, "tie_word_embeddings": True}),
+    "gemma": ("gemma", {"head_dim": 20}),
+    "gemma-legacy-gelu": ("gemma", {"head_dim": 16, "hidden_act": "gelu", "num_key_value_heads": 1}),
+    "gpt-neox": ("gpt_neox", {"hidden_size": 64, "rotary_pct": 0.25}),
+    "gpt-neox-sequential": ("gpt_neox", {"rotary_pct": 0.5, "use_parallel_residual": False, "attention_bias": False}),
+    "phi": ("phi", {"partial_rotary_factor": 0.5}),
+    "phi-qk-norm": ("phi", {"hidden_size": 80, "partial_rotary_factor": 0.4, "qk_layernorm": True, "num_key_value_heads": 4}),
+    "stablelm": ("stablelm", {"hidden_size": 64}),
+    "stablelm-parallel": ("stablelm", {"use_qkv_bias": True, "use_parallel_residual": True, "partial_rotary_factor": 0.5}),
+    "starcoder2": ("starcoder2", {}),
+    "starcoder2-window": ("starcoder2", {"use_bias": False, "sliding_window": 8, "tie_word_embeddings": False}),
+    "olmo2": ("olmo2", {}),
+    "olmo2-bias": ("olmo2", {"attention_bias": True, "num_key_value_heads": 4}),
+    "falcon-7b": ("falcon", {}),
+    "falcon-40b": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
+    "falcon-11b": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1}),
+    "falcon-rw": ("falcon", {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True, "ffn_hidden_size": 96}),
+    "bloom": ("bloom", {}),
+    "bloom-normed-residual": ("bloom", {"num_attention_heads": 6, "apply_residual_connection_post_layernorm": True}),
+    "mpt": ("mpt", {}),
+    "mpt-odd-heads": ("mpt", {"num_attention_heads": 6, "attn_config": {"softmax_scale": 0.2}}),
+}
+
+
+def logits_of(model: torch.nn.Module) -> np.ndarray:
+    with torch.no_grad():
+        return model(torch.tensor([IDS])).logits[0].float().numpy()
+
+
+def relay(folder: Path, change: Callable[[Tensors], Tensors], **config: object) -> None:
+    """Rewrites a saved model under another family's names."""
+    file = folder / "model.safetensors"
+    save_file({name: tensor.contiguous() for name, tensor in change(load_file(file)).items()}, file)
+    edit_config(folder, **config)
+
+
+def renamed(tensors: Tensors, names: dict[str, str]) -> Tensors:
+    def name_of(name: str) -> str:
+        for old, new in names.items():
+            name = name.replace(old, new)
+        return name
+
+    return {name_of(name): tensor for name, tensor in tensors.items()}
+
+
+def yi(folder: Path) -> np.ndarray:
+    model = tiny_model("llama", folder)
+    names = {"input_layernorm": "ln1", "post_attention_layernorm": "ln2"}
+    relay(folder, lambda tensors: renamed(tensors, names), architectures=["YiForCausalLM"], model_type="Yi")
+    return logits_of(model)
+
+
+def aquila(folder: Path) -> np.ndarray:
+    model = tiny_model("llama", folder, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4})
+    edit_config(folder, architectures=["AquilaForCausalLM"], model_type="aquila")
+    return logits_of(model)
+
+
+def xverse(folder: Path) -> np.ndarray:
+    model = tiny_model("llama", folder, num_key_value_heads=4)
+    edit_config(folder, architectures=["XverseForCausalLM"], model_type="xverse", num_key_value_heads=None)
+    return logits_of(model)
+
+
+def internlm(folder: Path) -> np.ndarray:
+    model = tiny_model("llama", folder, num_key_value_heads=4, attention_bias=True)
+    edit_config(folder, architectures=["InternLMForCausalLM"], model_type="internlm", attention_bias=None, bias=True)
+    return logits_of(model)
+
+
+INTERNLM2_NAMES = {
+    "embed_tokens": "tok_embeddings",
+    "lm_head": "output",
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.o_proj": "attention.wo",
+    "self_attn": "attention",
+    "mlp.gate_proj": "feed_forward.w1",
+    "mlp.down_proj": "feed_forward.w2",
+    "mlp.up_proj": "feed_forward.w3",
+}
+
+
+def internlm2(folder: Path, bias: bool = False) -> np.ndarray:
+    model = tiny_model("llama", folder, attention_bias=bias)
+
+    def change(tensors: Tensors) -> Tensors:
+        for i in range(3):
+            for kind in ("weight", "bias") if bias else ("weight",):
+                q, k, v = (tensors.pop(f"model.layers.{i}.self_attn.{name}_proj.{kind}") for name in "qkv")
+                groups = [part.reshape(2, -1, *part.shape[1:]) for part in (q, k, v)]  # 2 KV heads
+                tensors[f"model.layers.{i}.self_attn.wqkv.{kind}"] = torch.cat(groups, 1).flatten(0, 1)
+        return renamed(tensors, INTERNLM2_NAMES)
+
+    relay(folder, change, architectures=["InternLM2ForCausalLM"], model_type="internlm2", attention_bias=None, bias=bias)
+    return logits_of(model)
+
+
+def packed(tensors: Tensors) -> Tensors:
+    for i in range(3):
+        parts = [tensors.pop(f"model.layers.{i}.self_attn.{name}_proj.weight") for name in "qkv"]
+        tensors[f"model.layers.{i}.self_attn.W_pack.weight"] = torch.cat(parts)
+    return tensors
+
+
+def baichuan(folder: Path) -> np.ndarray:
+    model = tiny_model("llama", folder, num_key_value_heads=4)
+    relay(folder, packed, architectures=["BaiChuanForCausalLM"], model_type="baichuan", num_key_value_heads=None)
+    return logits_of(model)
+
+
+def baichuan2(folder: Path) -> np.ndarray:
+    model = tiny_model("llama", folder, num_key_value_heads=4)
+    config = {"architectures": ["BaichuanForCausalLM"], "model_type": "baichuan", "num_key_value_heads": None}
+    relay(folder, packed, **config, z_loss_weight=0)
+    with torch.no_grad():
+        model.lm_head.weight.copy_(torch.nn.functional.normalize(model.lm_head.weight))
+    return logits_of(model)
+
+
+def qwen(folder: Path) -> np.ndarray:
+    model = tiny_model("qwen2", folder, num_key_value_heads=4)
+    names = {
+        "model.layers": "transformer.h",
+        "model.embed_tokens": "transformer.wte",
+        "model.norm": "transformer.ln_f",
+        "input_layernorm": "ln_1",
+        "post_attention_layernorm": "ln_2",
+        "self_attn.o_proj": "attn.c_proj",
+        "mlp.gate_proj": "mlp.w2",
+        "mlp.up_proj": "mlp.w1",
+        "mlp.down_proj": "mlp.c_proj",
+    }
+
+    def change(tensors: Tensors) -> Tensors:
+        for i in range(3):
+            for kind in ("weight", "bias"):
+                parts = [tensors.pop(f"model.layers.{i}.self_attn.{name}_proj.{kind}") for name in "qkv"]
+                tensors[f"model.layers.{i}.attn.c_attn.{kind}"] = torch.cat(parts)
+        return renamed(tensors, names)
+
+    theta = {"rope_parameters": None, "rotary_emb_base": model.config.rope_parameters["rope_theta"], "rotary_pct": 1.0}
+    sizes = {"intermediate_size": 2 * TINY["intermediate_size"], "kv_channels": 12, "seq_length": 64, "num_key_value_heads": None}
+    eps = {"rms_norm_eps": None, "layer_norm_epsilon": TINY["rms_norm_eps"]}
+    flags = {"no_bias": True, "use_dynamic_ntk": True, "use_logn_attn": True}
+    relay(folder, change, architectures=["QWenLMHeadModel"], model_type="qwen", **theta, **sizes, **eps, **flags)
+    return logits_of(model)
+
+
+def bloom_bare(folder: Path) -> np.ndarray:
+    """As the published files are: without the prefix."""
+    model = tiny_model("bloom", folder)
+    relay(folder, lambda tensors: renamed(tensors, {"transformer.": ""}))
+    return logits_of(model)
+
+
+class Baichuan13B(torch.nn.Module):
+    """Written from the published facts: Llama's block, no rotation, slope * position of the key added to the scaled scores."""
+
+    def __init__(self, llama: torch.nn.Module, slopes: list[float]) -> None:
+        super().__init__()
+        self.llama, self.slopes = llama, torch.tensor(slopes)
+
+    def forward(self, ids: torch.Tensor) -> SimpleNamespace:
+        model = self.llama.model
+        x = model.embed_tokens(ids[0])
+        length, heads = len(x), len(self.slopes)
+        later = torch.full((length, length), -torch.inf).triu(1)
+        bias = self.slopes[:, None, None] * torch.arange(length) + later
+        for layer in model.layers:
+            h, attention = layer.input_layernorm(x), layer.self_attn
+            projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+            q, k, v = (projection(h).view(length, heads, -1).transpose(0, 1) for projection in projections)
+            scores = q @ k.transpose(1, 2) / q.shape[-1] ** 0.5 + bias
+            x = x + attention.o_proj((scores.softmax(-1) @ v).transpose(0, 1).reshape(length, -1))
+            x = x + layer.mlp(layer.post_attention_layernorm(x))
+        return SimpleNamespace(logits=self.llama.lm_head(model.norm(x))[None])
+
+
+def baichuan_13b(folder: Path) -> np.ndarray:
+    model = tiny_model("llama", folder, num_key_value_heads=6, num_attention_heads=6)
+    config = {"architectures": ["BaichuanForCausalLM"], "model_type": "baichuan", "num_key_value_heads": None}
+    relay(folder, packed, **config, rope_parameters=None, max_position_embeddings=None, model_max_length=128)
+    return logits_of(Baichuan13B(model, [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]))
+
+
+RELAID = {
+    "baichuan-13b": baichuan_13b,
+    "qwen": qwen,
+    "bloom-bare": bloom_bare,
+    "yi": yi,
+    "aquila": aquila,
+    "xverse": xverse,
+    "internlm": internlm,
+    "internlm2": internlm2,
+    "internlm2-bias": lambda folder: internlm2(folder, bias=True),
+    "baichuan-7b": baichuan,
+    "baichuan2-7b": baichuan2,
+}
+
+
+def native(case: str, folder: Path) -> np.ndarray:
+    kind, settings = NATIVE[case]
+    return logits_of(tiny_model(kind, folder, **settings))
+
+
+def check(expected: np.ndarray, folder: Path, backend: _core.Backend) -> None:
+    assert np.abs(expected).max() > 0.5  # random weights of visible size: equality means something
+    runner = Runner(backend, open_checkpoint(str(folder)), length=LENGTH, tokens=LENGTH)
+    whole = runner.logits(IDS)
+    np.testing.assert_allclose(whole, expected, rtol=0, atol=1e-4)
+    for chunks in ([13, 1, 30, 16], [20, *[1] * 40]):  # chunked prefill; prefill, then decode
+        np.testing.assert_allclose(runner.logits(IDS, chunks), whole, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", [*NATIVE, *RELAID])
+def test_logits(case: str, tmp_path: Path) -> None:
+    expected = native(case, tmp_path) if case in NATIVE else RELAID[case](tmp_path)
+    for backend in (_core.reference_backend(), _core.cpu_backend(threads=1, quantize_activations=False)):
+        check(expected, tmp_path, backend)
+
+
+UNSUPPORTED = {
+    "mpt": [
+        ({"attn_config": {"clip_qkv": 8.0}}, "config key clip_qkv is 8.0, which is not supported"),
+        ({"attn_config": {"alibi": False}}, "config key alibi is False"),
+        ({"attn_config": {"attn_type": "grouped_query"}}, "config key attn_type is 'grouped_query'"),
+        ({"attn_config": 7}, "config key attn_config is 7, expected an object"),
+        ({"logit_scale": "inv_sqrt_d_model"}, "config key logit_scale is 'inv_sqrt_d_model'"),
+        ({"no_bias": False}, "config key no_bias is False"),
+        ({"n_layers": 0}, "config key n_layers is 0, expected an integer from 1"),
+    ],
+    "stablelm": [({"qk_layernorm": True}, "config key qk_layernorm is True, which is not supported")],
+    "falcon": [({"new_decoder_architecture": True, "parallel_attn": False}, "config key parallel_attn is False")],
+    "gemma": [({"use_bidirectional_attention": True}, "config key use_bidirectional_attention is True")],
+    "phi3": [({"rope_parameters": {"rope_type": "spiral"}}, "rope type 'spiral' is not supported")],
+}
+
+
+@pytest.mark.parametrize("kind", UNSUPPORTED)
+def test_unsupported_values_are_named(kind: str, tmp_path: Path) -> None:
+    tiny_model(kind, tmp_path, hidden_size=64, **({"pad_token_id": 0} if kind == "phi3" else {}))
+    original = (tmp_path / "config.json").read_text()
+    for changes, message in UNSUPPORTED[kind]:
+        (tmp_path / "config.json").write_text(original)
+        edit_config(tmp_path, **changes)
+        with pytest.raises(ValueError, match=message) as error:
+            build_program(open_checkpoint(str(tmp_path)))
+        assert str(tmp_path) in str(error.value)
+
+
+def test_internlm_with_a_rotary_key(tmp_path: Path) -> None:
+    internlm(tmp_path)
+    edit_config(tmp_path, rotary={"base": 10000, "type": "dynamic"})
+    with pytest.raises(ValueError, match=r"config key rotary is .*'dynamic'"):
+        build_program(open_checkpoint(str(tmp_path)))
+
+
+def test_qwens_context_ends_where_its_scaling_would_begin(tmp_path: Path) -> None:
+    qwen(tmp_path)
+    program, family = build_program(open_checkpoint(str(tmp_path)))
+    assert (family.model_type, program.max_positions) == ("qwen", 64)
+
+
+@pytest.mark.parametrize("case", NATIVE)
+def test_dummy_weights(case: str, tmp_path: Path) -> None:
+    """config.json alone makes the program that the checkpoint makes."""
+    native(case, tmp_path)
+    program, _ = build_program(open_checkpoint(str(tmp_path)))
+    dummy, _ = build_program(open_checkpoint(str(tmp_path), "dummy"))
+    assert dummy.ops == program.ops
+    assert [shape for _, _, shape in dummy.weights] == [shape for _, _, shape in program.weights]
