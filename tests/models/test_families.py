@@ -20,10 +20,17 @@ IDS = np.random.default_rng(1).integers(0, 96, LENGTH).tolist()
 
 Tensors = dict[str, torch.Tensor]
 
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0, 1.1, 1.2, 1.5, 2.0, 2.5],
+    "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+}
 NATIVE = {
     "phi3": ("phi3", {"pad_token_id": 0}),
     "phi3-window": ("phi3", {"pad_token_id": 0, "sliding_window": 9, "num_key_value_heads": 4}),
     "phi3-partial": ("phi3", {"pad_token_id": 0, "head_dim": 16, "partial_rotary_factor": 0.5, "tie_word_embeddings": True}),
+    "phi3-longrope": ("phi3", {"pad_token_id": 0, "original_max_position_embeddings": 64, "rope_parameters": LONGROPE}),
     "gemma": ("gemma", {"head_dim": 20}),
     "gemma-legacy-gelu": ("gemma", {"head_dim": 16, "hidden_act": "gelu", "num_key_value_heads": 1}),
     "gpt-neox": ("gpt_neox", {"hidden_size": 64, "rotary_pct": 0.25}),
@@ -285,6 +292,17 @@ def test_qwens_context_ends_where_its_scaling_would_begin(tmp_path: Path) -> Non
     qwen(tmp_path)
     program, family = build_program(open_checkpoint(str(tmp_path)))
     assert (family.model_type, program.max_positions) == ("qwen", 64)
+
+
+@pytest.mark.parametrize("kind", ["longrope", "su", "yarn"])
+def test_longrope_ends_where_the_long_factors_would_begin(kind: str, tmp_path: Path) -> None:
+    native("phi3-longrope", tmp_path)
+    edit_config(tmp_path, rope_parameters=None, rope_scaling={**LONGROPE, "rope_type": None, "type": kind})
+    program, _ = build_program(open_checkpoint(str(tmp_path)))
+    assert program.max_positions == 64
+    edit_config(tmp_path, rope_scaling={**LONGROPE, "short_factor": [1.0, 2.0]})
+    with pytest.raises(ValueError, match=r"rope_scaling\.short_factor is \[1\.0, 2\.0\], expected a list of 6 numbers"):
+        build_program(open_checkpoint(str(tmp_path)))
 
 
 @pytest.mark.parametrize("case", NATIVE)

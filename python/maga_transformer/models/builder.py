@@ -125,6 +125,7 @@ class Builder:
             self._rope_tables[id(rope)] = self.program.rope_table(
                 rope.rotary_dim,
                 rope.inv_freq,
+                interleaved=rope.interleaved,
                 multiplier=rope.multiplier,
                 theta=rope.theta,
                 dynamic_factor=rope.dynamic_factor,
