@@ -30,6 +30,8 @@ MODELS = {
     "bloom": "Bloom",
     "mpt": "Mpt",
     "olmo2": "Olmo2",
+    "glm": "Glm",
+    "glm4": "Glm4",
 }
 TINY = {
     "vocab_size": 96,

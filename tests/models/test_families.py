@@ -33,6 +33,9 @@ NATIVE = {
     "phi3-longrope": ("phi3", {"pad_token_id": 0, "original_max_position_embeddings": 64, "rope_parameters": LONGROPE}),
     "gemma": ("gemma", {"head_dim": 20}),
     "gemma-legacy-gelu": ("gemma", {"head_dim": 16, "hidden_act": "gelu", "num_key_value_heads": 1}),
+    "glm": ("glm", {"head_dim": 16, "pad_token_id": 0}),
+    "glm4": ("glm4", {"head_dim": 16, "pad_token_id": 0}),
+    "glm-no-bias": ("glm", {"head_dim": 24, "pad_token_id": 0, "attention_bias": False, "partial_rotary_factor": 0.25}),
     "gpt-neox": ("gpt_neox", {"hidden_size": 64, "rotary_pct": 0.25}),
     "gpt-neox-sequential": ("gpt_neox", {"rotary_pct": 0.5, "use_parallel_residual": False, "attention_bias": False}),
     "phi": ("phi", {"partial_rotary_factor": 0.5}),
@@ -179,6 +182,79 @@ def qwen(folder: Path) -> np.ndarray:
     return logits_of(model)
 
 
+CHATGLM_NAMES = {
+    "lm_head": "transformer.output_layer",
+    "model.embed_tokens": "transformer.embedding.word_embeddings",
+    "model.norm": "transformer.encoder.final_layernorm",
+    "model.layers": "transformer.encoder.layers",
+    "self_attn.o_proj": "self_attention.dense",
+    "self_attn": "self_attention",
+    "mlp.gate_up_proj": "mlp.dense_h_to_4h",
+    "mlp.down_proj": "mlp.dense_4h_to_h",
+}
+CHATGLM = {
+    "num_layers": TINY["num_hidden_layers"],
+    "num_hidden_layers": None,
+    "padded_vocab_size": TINY["vocab_size"],
+    "vocab_size": None,
+    "ffn_hidden_size": TINY["intermediate_size"],
+    "intermediate_size": None,
+    "kv_channels": 16,
+    "head_dim": None,
+    "num_key_value_heads": None,
+    "seq_length": 256,
+    "max_position_embeddings": None,
+    "layernorm_epsilon": TINY["rms_norm_eps"],
+    "rms_norm_eps": None,
+    "rope_parameters": None,
+    "partial_rotary_factor": None,
+    "attention_bias": None,
+    "add_qkv_bias": True,
+    "add_bias_linear": False,
+    "rmsnorm": True,
+    "post_layer_norm": True,
+}
+
+
+def chatglm(folder: Path, *, kv_heads: int = 2, rope: dict[str, object] | None = None, **config: object) -> np.ndarray:
+    """`rope`: the rope_parameters of transformers that are to give the same."""
+    settings = {"rope_parameters": {"partial_rotary_factor": 0.5, "rope_type": "default", "rope_theta": 1e4, **(rope or {})}}
+    model = tiny_model("glm", folder, head_dim=16, num_key_value_heads=kv_heads, pad_token_id=0, **settings)
+
+    def change(tensors: Tensors) -> Tensors:
+        for i in range(3):
+            for kind in ("weight", "bias"):
+                parts = [tensors.pop(f"model.layers.{i}.self_attn.{name}_proj.{kind}") for name in "qkv"]
+                if kv_heads == 4:  # as many as heads: stored head by head
+                    parts = [torch.cat([part.reshape(4, 16, *part.shape[1:]) for part in parts], 1).flatten(0, 1)]
+                tensors[f"model.layers.{i}.self_attn.query_key_value.{kind}"] = torch.cat(parts)
+        return renamed(tensors, CHATGLM_NAMES)
+
+    groups = {"multi_query_attention": True, "multi_query_group_num": kv_heads} if kv_heads < 4 else {}
+    relay(folder, change, architectures=["ChatGLMModel"], model_type="chatglm", **{**CHATGLM, **groups, **config})
+    return logits_of(model)
+
+
+CHATGLM_RATIOS = {
+    "chatglm2": {"rope_type": "linear", "factor": 2.0},
+    "chatglm3": {"rope_theta": 2e4},
+}
+
+
+@pytest.mark.parametrize("model_type", CHATGLM_RATIOS)
+def test_chatglm_rope_ratio(model_type: str, tmp_path: Path) -> None:
+    expected = chatglm(tmp_path, rope=CHATGLM_RATIOS[model_type], rope_ratio=2)
+    with pytest.raises(ValueError, match=r"rope_ratio is 2\.0, .*set MODEL_TYPE to chatglm2 or chatglm3"):
+        build_program(open_checkpoint(str(tmp_path)))
+    check(expected, tmp_path, _core.reference_backend(), model_type)
+
+
+def test_first_chatglm_is_refused(tmp_path: Path) -> None:
+    chatglm(tmp_path, position_encoding_2d=True)
+    with pytest.raises(ValueError, match=r"ChatGLM-6B .the first. is not supported"):
+        build_program(open_checkpoint(str(tmp_path)))
+
+
 def bloom_bare(folder: Path) -> np.ndarray:
     """As the published files are: without the prefix."""
     model = tiny_model("bloom", folder)
@@ -217,6 +293,8 @@ def baichuan_13b(folder: Path) -> np.ndarray:
 
 
 RELAID = {
+    "chatglm": chatglm,
+    "chatglm-no-groups": lambda folder: chatglm(folder, kv_heads=4),
     "baichuan-13b": baichuan_13b,
     "qwen": qwen,
     "bloom-bare": bloom_bare,
@@ -236,9 +314,9 @@ def native(case: str, folder: Path) -> np.ndarray:
     return logits_of(tiny_model(kind, folder, **settings))
 
 
-def check(expected: np.ndarray, folder: Path, backend: _core.Backend) -> None:
+def check(expected: np.ndarray, folder: Path, backend: _core.Backend, model_type: str | None = None) -> None:
     assert np.abs(expected).max() > 0.5  # random weights of visible size: equality means something
-    runner = Runner(backend, open_checkpoint(str(folder)), length=LENGTH, tokens=LENGTH)
+    runner = Runner(backend, open_checkpoint(str(folder)), length=LENGTH, tokens=LENGTH, model_type=model_type)
     whole = runner.logits(IDS)
     np.testing.assert_allclose(whole, expected, rtol=0, atol=1e-4)
     for chunks in ([13, 1, 30, 16], [20, *[1] * 40]):  # chunked prefill; prefill, then decode

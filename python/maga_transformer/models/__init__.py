@@ -4,6 +4,7 @@ from maga_transformer._core import Program
 from maga_transformer.checkpoint import Checkpoint
 from maga_transformer.models.baichuan import Baichuan
 from maga_transformer.models.bloom import Bloom
+from maga_transformer.models.chatglm import ChatGlm, ChatGlm2, ChatGlm3, Glm, Glm4
 from maga_transformer.models.falcon import Falcon
 from maga_transformer.models.family import Family
 from maga_transformer.models.gemma import Gemma
@@ -31,8 +32,13 @@ _FAMILIES: tuple[type[Family], ...] = (
     Aquila,
     Baichuan,
     Bloom,
+    ChatGlm,
+    ChatGlm2,
+    ChatGlm3,
     Falcon,
     Gemma,
+    Glm,
+    Glm4,
     GptNeoX,
     InternLM,
     InternLM2,
@@ -74,6 +80,8 @@ def _choose(checkpoint: Checkpoint, model_type: str | None) -> type[Family]:
     if model_type not in known:
         raise ValueError(f"model type {model_type!r} is not known (model types: {types})")
     wanted = known[model_type]
+    if found is not None and not wanted.architectures and issubclass(wanted, found):
+        return wanted  # one of several models that share an architecture's name
     if found is not None and found is not wanted and not issubclass(found, wanted):
         raise ValueError(f"model type {model_type!r} does not fit {checkpoint.path}, which is of type {found.model_type!r}")
     return wanted if found is None else found

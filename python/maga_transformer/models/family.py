@@ -47,7 +47,7 @@ class Family(ABC):
         self.norm = Norm(self.norm_kind, config.number(*self.norm_eps), bias=self.norm_kind == "layer")
         self.activation = config.text("hidden_act", "silu")
         self.intermediate = config.integer("intermediate_size") if config.get("intermediate_size") is not None else None
-        self.rope: Rope | None = None if self.uses_alibi() else read_rope(config, self.heads.head_dim)
+        self.rope: Rope | None = None if self.uses_alibi() else self.read_rope()
         self.alibi: Sequence[float] | None = self.alibi_slopes() if self.uses_alibi() else None
 
     @abstractmethod
@@ -76,6 +76,9 @@ class Family(ABC):
         if self.rope is not None:
             b.rope([q, k], self.rope, self.heads.head_dim)
         return b.attention(q, k, v, self.heads, window=window, alibi=self.alibi)
+
+    def read_rope(self) -> Rope:
+        return read_rope(self.config, self.heads.head_dim)
 
     def uses_alibi(self) -> bool:
         return False
