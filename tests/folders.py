@@ -30,6 +30,9 @@ MODELS = {
     "bloom": "Bloom",
     "mpt": "Mpt",
     "olmo2": "Olmo2",
+    "cohere": "Cohere",
+    "cohere2": "Cohere2",
+    "gemma3": "Gemma3",
     "glm": "Glm",
     "glm4": "Glm4",
 }
@@ -45,9 +48,14 @@ TINY = {
 }
 
 
+def class_names(kind: str) -> tuple[str, str]:
+    name = MODELS[kind]
+    return ("Gemma3TextConfig" if kind == "gemma3" else f"{name}Config"), f"{name}ForCausalLM"
+
+
 def tiny_model(kind: str, folder: Path, *, seed: int = 0, **settings: Any) -> torch.nn.Module:
     """Saves a random model of transformers with visible weights, norms and biases; returns it, in fp32."""
-    config_class, model_class = (getattr(transformers, MODELS[kind] + suffix) for suffix in ("Config", "ForCausalLM"))
+    config_class, model_class = (getattr(transformers, name) for name in class_names(kind))
     torch.manual_seed(seed)
     known = config_class()
     tiny = {key: value for key, value in TINY.items() if hasattr(known, key)}

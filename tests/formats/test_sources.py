@@ -18,6 +18,8 @@ SOURCES = {
     "a.weight[2:4/6]": Source("a.weight", 2, 4, 6),
     "a.weight[unit]": Source("a.weight", unit=True),
     "a.weight[0:5/12][unit]": Source("a.weight", 0, 5, 12, unit=True),
+    "a.weight[*0.0625]": Source("a.weight", factor=0.0625),
+    "a.weight[0:5/12][unit][*1e-05]": Source("a.weight", 0, 5, 12, unit=True, factor=1e-5),
     "odd[name].weight": Source("odd[name].weight"),
 }
 
@@ -47,11 +49,20 @@ def test_rows_of_block_formats(name: str, tmp_path: Path) -> None:
     assert stored_bytes(checkpoint, list(selections)) == checkpoint.nbytes("a.weight") * 10 // 12
 
 
+@pytest.mark.parametrize("name", ["q4_0", "q5_1", "q6_k"])
+def test_factor_of_block_formats(name: str, tmp_path: Path) -> None:
+    checkpoint = quantised(name, tmp_path, 4)
+    with np.errstate(all="ignore"):
+        expected = read_weight(checkpoint, ["a.weight"]).dequantize() * np.float32(0.25)
+        np.testing.assert_array_equal(read_weight(checkpoint, ["a.weight[*0.25]"]).dequantize(), expected)
+
+
 def test_rows_of_dense_tensors(tmp_path: Path) -> None:
     matrix, vector = np.arange(24, dtype=np.float32).reshape(12, 2), np.arange(12, dtype=np.float16)
     checkpoint = open_checkpoint(str(write_folder(tmp_path, {}, {"a.weight": matrix, "a.bias": vector})))
     np.testing.assert_array_equal(read_weight(checkpoint, ["a.weight[2:3/3]"]).dequantize(), matrix[2::3])
     np.testing.assert_array_equal(read_weight(checkpoint, ["a.bias[0:1/6]", "a.bias[5:6/6]"]).dequantize(), [0, 6, 5, 11])
+    np.testing.assert_array_equal(read_weight(checkpoint, ["a.bias[*0.3]"]).dequantize(), vector * np.float32(0.3))
     stored = checkpoint.tensor("a.weight")
     assert np.shares_memory(Source("a.weight", 3, 7, 12).rows_of(stored), stored)  # one range: nothing is copied
     with pytest.raises(ValueError, match=r"tensor a\.weight has 12 rows, not a multiple of 5"):

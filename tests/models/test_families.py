@@ -26,6 +26,10 @@ LONGROPE = {
     "short_factor": [1.0, 1.1, 1.2, 1.5, 2.0, 2.5],
     "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
 }
+GEMMA3_ROPE = {
+    "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e5},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 5e3},
+}
 NATIVE = {
     "phi3": ("phi3", {"pad_token_id": 0}),
     "phi3-window": ("phi3", {"pad_token_id": 0, "sliding_window": 9, "num_key_value_heads": 4}),
@@ -36,6 +40,11 @@ NATIVE = {
     "glm": ("glm", {"head_dim": 16, "pad_token_id": 0}),
     "glm4": ("glm4", {"head_dim": 16, "pad_token_id": 0}),
     "glm-no-bias": ("glm", {"head_dim": 24, "pad_token_id": 0, "attention_bias": False, "partial_rotary_factor": 0.25}),
+    "gemma3": ("gemma3", {"head_dim": 16, "sliding_window": 8, "sliding_window_pattern": 2, "rope_parameters": GEMMA3_ROPE}),
+    "gemma3-scalar": ("gemma3", {"head_dim": 20, "query_pre_attn_scalar": 31, "attention_bias": True}),
+    "cohere": ("cohere", {"logit_scale": 0.8333}),
+    "cohere-untied": ("cohere", {"attention_bias": True, "tie_word_embeddings": False, "logit_scale": 1.0}),
+    "cohere2": ("cohere2", {"head_dim": 12, "sliding_window": 8, "sliding_window_pattern": 2, "logit_scale": 2.0}),
     "gpt-neox": ("gpt_neox", {"hidden_size": 64, "rotary_pct": 0.25}),
     "gpt-neox-sequential": ("gpt_neox", {"rotary_pct": 0.5, "use_parallel_residual": False, "attention_bias": False}),
     "phi": ("phi", {"partial_rotary_factor": 0.5}),
@@ -255,6 +264,21 @@ def test_first_chatglm_is_refused(tmp_path: Path) -> None:
         build_program(open_checkpoint(str(tmp_path)))
 
 
+def gemma3_flat(folder: Path) -> np.ndarray:
+    """With the config keys of the published files."""
+    expected = native("gemma3", folder)
+    flat = {"rope_theta": 1e5, "rope_local_base_freq": 5e3, "rope_scaling": {"rope_type": "linear", "factor": 4.0}}
+    edit_config(folder, rope_parameters=None, layer_types=None, sliding_window_pattern=2, **flat)
+    return expected
+
+
+def mpt_scaled(folder: Path, logit_scale: object, factor: float) -> np.ndarray:
+    """With a key that transformers' class does not read."""
+    expected = native("mpt", folder)
+    edit_config(folder, logit_scale=logit_scale)
+    return expected * factor
+
+
 def bloom_bare(folder: Path) -> np.ndarray:
     """As the published files are: without the prefix."""
     model = tiny_model("bloom", folder)
@@ -293,6 +317,9 @@ def baichuan_13b(folder: Path) -> np.ndarray:
 
 
 RELAID = {
+    "mpt-logit-scale": lambda folder: mpt_scaled(folder, 0.75, 0.75),
+    "mpt-inverse-root": lambda folder: mpt_scaled(folder, "inv_sqrt_d_model", 48**-0.5),
+    "gemma3-flat": gemma3_flat,
     "chatglm": chatglm,
     "chatglm-no-groups": lambda folder: chatglm(folder, kv_heads=4),
     "baichuan-13b": baichuan_13b,
@@ -336,11 +363,12 @@ UNSUPPORTED = {
         ({"attn_config": {"alibi": False}}, "config key alibi is False"),
         ({"attn_config": {"attn_type": "grouped_query"}}, "config key attn_type is 'grouped_query'"),
         ({"attn_config": 7}, "config key attn_config is 7, expected an object"),
-        ({"logit_scale": "inv_sqrt_d_model"}, "config key logit_scale is 'inv_sqrt_d_model'"),
+        ({"logit_scale": "large"}, "config key logit_scale is 'large', expected a finite number above 0"),
         ({"no_bias": False}, "config key no_bias is False"),
         ({"n_layers": 0}, "config key n_layers is 0, expected an integer from 1"),
     ],
     "stablelm": [({"qk_layernorm": True}, "config key qk_layernorm is True, which is not supported")],
+    "cohere": [({"use_qk_norm": True}, "config key use_qk_norm is True, which is not supported")],
     "falcon": [({"new_decoder_architecture": True, "parallel_attn": False}, "config key parallel_attn is False")],
     "gemma": [({"use_bidirectional_attention": True}, "config key use_bidirectional_attention is True")],
     "phi3": [({"rope_parameters": {"rope_type": "spiral"}}, "rope type 'spiral' is not supported")],

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from maga_transformer.checkpoint.interface import Checkpoint
 from maga_transformer.checkpoint.source import Source
-from maga_transformer.formats.canonical import Affine, Canonical, Dense, concatenate, unit_rows
+from maga_transformer.formats.canonical import Affine, Canonical, Dense, concatenate, scaled, unit_rows
 from maga_transformer.formats.ggml import FORMATS, affine_from_blocks
 
 __all__ = ["Affine", "Canonical", "Dense", "concatenate", "read_weight"]
@@ -20,7 +20,8 @@ def read_weight(checkpoint: Checkpoint, sources: list[str]) -> Canonical:
 
 def _read_source(checkpoint: Checkpoint, source: Source) -> Canonical:
     weight = _canonical(checkpoint, source.tensor, source.rows_of(checkpoint.tensor(source.tensor)))
-    return unit_rows(weight) if source.unit else weight
+    weight = unit_rows(weight) if source.unit else weight
+    return weight if source.factor == 1 else scaled(weight, source.factor)
 
 
 def _canonical(checkpoint: Checkpoint, name: str, values: npt.NDArray[Any]) -> Canonical:

@@ -72,6 +72,14 @@ def concatenate(parts: list[Canonical]) -> Canonical:
     )
 
 
+def scaled(weight: Canonical, factor: float) -> Canonical:
+    """All values times `factor`, in the same form."""
+    times = np.float32(factor)
+    if isinstance(weight, Affine):
+        return replace(weight, scale=weight.scale * times, offset=None if weight.offset is None else weight.offset * times)
+    return Dense(rounded(weight.dequantize() * times, weight.dtype), weight.dtype)
+
+
 def unit_rows(weight: Canonical) -> Canonical:
     """Each row divided by its Euclidean norm, or by 1e-12 if that is more (torch's normalize); the form stays the same."""
     if isinstance(weight, Affine):

@@ -1,13 +1,16 @@
 """Model families as programs. To add one: a file with a Family here, and its class in _FAMILIES."""
 
 from maga_transformer._core import Program
-from maga_transformer.checkpoint import Checkpoint
+from maga_transformer.checkpoint import Checkpoint, GgufCheckpoint
+from maga_transformer.checkpoint.gguf_config import ARCHITECTURES
 from maga_transformer.models.baichuan import Baichuan
 from maga_transformer.models.bloom import Bloom
 from maga_transformer.models.chatglm import ChatGlm, ChatGlm2, ChatGlm3, Glm, Glm4
+from maga_transformer.models.cohere import Cohere, Cohere2
 from maga_transformer.models.falcon import Falcon
 from maga_transformer.models.family import Family
 from maga_transformer.models.gemma import Gemma
+from maga_transformer.models.gemma3 import Gemma3
 from maga_transformer.models.gpt_neox import GptNeoX
 from maga_transformer.models.internlm import InternLM, InternLM2
 from maga_transformer.models.llama import Aquila, Llama, Mistral, Xverse
@@ -35,8 +38,11 @@ _FAMILIES: tuple[type[Family], ...] = (
     ChatGlm,
     ChatGlm2,
     ChatGlm3,
+    Cohere,
+    Cohere2,
     Falcon,
     Gemma,
+    Gemma3,
     Glm,
     Glm4,
     GptNeoX,
@@ -69,13 +75,14 @@ def _choose(checkpoint: Checkpoint, model_type: str | None) -> type[Family]:
     types = ", ".join(family.model_type for family in _FAMILIES)
     listed = checkpoint.config.get("architectures") or []
     architectures = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
-    found = next((known[name] for name in architectures if name in known), None)
+    found = next((family for name in architectures for family in _FAMILIES if name in family.architectures), None)
     if model_type is None:
         if found is None and not architectures:
             found = known.get(str(checkpoint.config.get("model_type")))
         if found is None:
             name = architectures[0] if architectures else checkpoint.config.get("model_type")
-            raise ValueError(f"{checkpoint.path}: architecture {name!r} is not supported (model types: {types})")
+            valid = f"of GGUF: {', '.join(ARCHITECTURES)}" if isinstance(checkpoint, GgufCheckpoint) else f"model types: {types}"
+            raise ValueError(f"{checkpoint.path}: architecture {name!r} is not supported ({valid})")
         return found
     if model_type not in known:
         raise ValueError(f"model type {model_type!r} is not known (model types: {types})")

@@ -35,12 +35,13 @@ class Heads:
 
 @dataclass(frozen=True)
 class Norm:
-    """y = x / rms(x) * (weight + offset) + bias; `layer` subtracts the mean first."""
+    """y = (x / rms(x) * (weight + offset) + bias) * scale; `layer` subtracts the mean first."""
 
     kind: str  # rms or layer
     eps: float
     bias: bool = False
     offset: float = 0.0
+    scale: float = 1.0  # multiplied into the stored weight
 
 
 class Builder:
@@ -77,9 +78,11 @@ class Builder:
         self._norm(x, x, module, norm, group)
 
     def _norm(self, out: View, x: View, module: str, norm: Norm, group: int) -> None:
-        weight = self._vector(module + ".weight", group)
-        bias = self._vector(module + ".bias", group) if norm.bias else -1
-        self.program.norm(out, x, weight=weight, bias=bias, kind=norm.kind, eps=norm.eps, group=group, weight_offset=norm.offset)
+        weight = self._vector(module + ".weight", group, norm.scale)
+        bias = self._vector(module + ".bias", group, norm.scale) if norm.bias else -1
+        self.program.norm(
+            out, x, weight=weight, bias=bias, kind=norm.kind, eps=norm.eps, group=group, weight_offset=norm.offset * norm.scale
+        )
 
     def linear(self, x: View, module: str, *, width: int | None = None, bias: bool = False) -> View:
         return self.linears(x, [module], widths=[width], bias=bias)[0]
@@ -259,9 +262,9 @@ class Builder:
         found = self._check(name, (rows, columns))
         return found[0], found[1]
 
-    def _vector(self, name: str, size: int) -> int:
+    def _vector(self, name: str, size: int, factor: float = 1.0) -> int:
         self._check(name, (size,))
-        return self._weight([name], [size])
+        return self._weight([str(Source(name, factor=factor))], [size])
 
     def _weight(self, sources: list[str], shape: list[int]) -> int:
         """One weight per set of sources, so that tied tensors are stored once."""

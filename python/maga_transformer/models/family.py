@@ -17,7 +17,7 @@ from maga_transformer.models.rope import Rope, read_rope
 
 log = logging.getLogger(__name__)
 
-_MAX_HEAD_DIM = 65536
+_MAX_HEADS = _MAX_HEAD_DIM = 65536
 
 
 class Family(ABC):
@@ -62,11 +62,14 @@ class Family(ABC):
         x = self.embed(b, vocab)
         for i in range(self.layers):
             x = self.layer(b, x, i)
-        self.logits(b, b.norm(b.select(x), self.final_norm, self.norm), vocab)
+        self.logits(b, self.normed(b, b.select(x)), vocab)
         return b.finish()
 
     def embed(self, b: Builder, vocab: int | None) -> View:
         return b.embed(self.embedding, vocab=vocab, hidden=self.hidden)
+
+    def normed(self, b: Builder, x: View) -> View:
+        return b.norm(x, self.final_norm, self.norm)
 
     def logits(self, b: Builder, x: View, vocab: int | None) -> None:
         b.head(x, self.head, vocab=vocab)
@@ -108,6 +111,8 @@ class Family(ABC):
     def _heads(self) -> Heads:
         config = self.config
         heads = config.integer("num_attention_heads")
+        if heads > _MAX_HEADS:  # before ALiBi makes a list of them
+            raise config.error("num_attention_heads", heads, f"at most {_MAX_HEADS}")
         kv_heads = self.kv_heads(heads)
         if heads % kv_heads:
             raise config.error("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads, which is {heads}")

@@ -1,6 +1,7 @@
 """MPT (https://www.databricks.com/blog/mpt-7b): ALiBi, no biases, q, k and v in one tensor."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -40,7 +41,6 @@ class Mpt(Family):
         for key in ("clip_qkv", "qk_ln", "prefix_lm", "rope", "qk_gn", "sliding_window_size"):
             self.attention.require(key, False, *([-1] if key == "sliding_window_size" else []))
         self.config.require("no_bias", True)
-        self.config.require("logit_scale", 1.0)
         self.config.require("norm_type", "low_precision_layernorm", "layernorm")
         self.norm = Norm("layer", self.norm.eps)
 
@@ -53,6 +53,15 @@ class Mpt(Family):
         h = b.norm(x, f"{module}.norm_2", self.norm)
         width = self.config.integer("expansion_ratio", 4) * self.hidden
         return b.add(x, b.mlp(h, f"{module}.ffn.up_proj", f"{module}.ffn.down_proj", self.activation, width=width))
+
+    def normed(self, b: Builder, x: View) -> View:
+        """The head is linear and has no bias, so what scales its input scales the logits."""
+        scale: float = 1.0
+        if self.config.get("logit_scale") == "inv_sqrt_d_model":
+            scale = self.hidden**-0.5
+        elif self.config.get("logit_scale") is not None:
+            scale = self.config.number("logit_scale")
+        return b.norm(x, self.final_norm, replace(self.norm, scale=scale))
 
     def uses_alibi(self) -> bool:
         return True
