@@ -19,7 +19,9 @@ _ACTIVATIONS = {
     "relu": "relu",
 }
 # Buffers that some exporters store beside the weights; they follow from the config.
-_BUFFERS = re.compile(r"(rotary(_pos)?_emb\.(inv_freq|cos_cached|sin_cached)|\battention\.bias|\b(attention|attn)\.masked_bias)$")
+_BUFFERS = re.compile(
+    r"((rotary(_pos)?_emb|maybe_rotary)\.(inv_freq|cos_cached|sin_cached)|\battention\.bias|\b(attention|attn)\.masked_bias)$"
+)
 
 
 @dataclass(frozen=True)
@@ -226,7 +228,10 @@ class Builder:
             raise ValueError(
                 f"{self._checkpoint.file(surplus[0])}: the model has no place for these tensors: {', '.join(surplus[:5])}{more}"
             )
-        self.program.validate()
+        try:
+            self.program.validate()
+        except ValueError as error:
+            raise ValueError(f"{self._checkpoint.path}: {error}") from None
         return self.program
 
     def _value(self, name: str, width: int, rows: str = "tokens") -> View:
