@@ -247,6 +247,15 @@ def gemma3_flat(folder: Path) -> np.ndarray:
     return expected
 
 
+def refined_web(folder: Path) -> np.ndarray:
+    """Falcon 40B with the config keys of its first release."""
+    expected = native("falcon-40b", folder)
+    old = {"n_layer": TINY["num_hidden_layers"], "n_head": TINY["num_attention_heads"], "n_head_kv": 2}
+    new = dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_kv_heads", "new_decoder_architecture"))
+    edit_config(folder, architectures=["RWForCausalLM"], model_type="RefinedWeb", **old, **new)
+    return expected
+
+
 def mpt_scaled(folder: Path, logit_scale: object, factor: float) -> np.ndarray:
     """With a key that transformers' class does not read."""
     expected = native("mpt", folder)
@@ -292,6 +301,7 @@ def baichuan_13b(folder: Path) -> np.ndarray:
 
 
 RELAID = {
+    "falcon-40b-old-keys": refined_web,
     "mpt-logit-scale": lambda folder: mpt_scaled(folder, 0.75, 0.75),
     "mpt-inverse-root": lambda folder: mpt_scaled(folder, "inv_sqrt_d_model", 48**-0.5),
     "gemma3-flat": gemma3_flat,

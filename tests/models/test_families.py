@@ -13,7 +13,7 @@ from maga_transformer.checkpoint import open_checkpoint
 from maga_transformer.models import build_program
 from runner import Runner
 from safetensors.torch import load_file, save_file
-from tiny_families import IDS, LENGTH, LONGROPE, NATIVE, RELAID, chatglm, internlm, native, qwen
+from tiny_families import IDS, LENGTH, LONGROPE, NATIVE, RELAID, baichuan2, chatglm, internlm, native, qwen
 
 CHATGLM_RATIOS = {
     "chatglm2": {"rope_type": "linear", "factor": 2.0},
@@ -27,6 +27,15 @@ def test_chatglm_rope_ratio(model_type: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"rope_ratio is 2\.0, .*set MODEL_TYPE to chatglm2 or chatglm3"):
         build_program(open_checkpoint(str(tmp_path)))
     check(expected, tmp_path, _core.reference_backend(), model_type)
+
+
+def test_second_baichuan_by_name(tmp_path: Path) -> None:
+    expected = baichuan2(tmp_path)
+    edit_config(tmp_path, z_loss_weight=None)
+    check(expected, tmp_path, _core.reference_backend(), "baichuan2")
+    tiny_model("llama", tmp_path / "llama")
+    with pytest.raises(ValueError, match=r"'baichuan2' does not fit .*type 'llama'"):
+        build_program(open_checkpoint(str(tmp_path / "llama")), "baichuan2")
 
 
 def test_first_chatglm_is_refused(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from maga_transformer._core import Program
 from maga_transformer.checkpoint import Checkpoint, GgufCheckpoint
 from maga_transformer.checkpoint.gguf_config import ARCHITECTURES
-from maga_transformer.models.baichuan import Baichuan
+from maga_transformer.models.baichuan import Baichuan, Baichuan2
 from maga_transformer.models.bloom import Bloom
 from maga_transformer.models.chatglm import ChatGlm, ChatGlm2, ChatGlm3, Glm, Glm4
 from maga_transformer.models.cohere import Cohere, Cohere2
@@ -34,6 +34,7 @@ _FAMILIES: tuple[type[Family], ...] = (
     Qwen3,
     Aquila,
     Baichuan,
+    Baichuan2,
     Bloom,
     ChatGlm,
     ChatGlm2,
@@ -87,7 +88,7 @@ def _choose(checkpoint: Checkpoint, model_type: str | None) -> type[Family]:
     if model_type not in known:
         raise ValueError(f"model type {model_type!r} is not known (model types: {types})")
     wanted = known[model_type]
-    if found is not None and not wanted.architectures and issubclass(wanted, found):
+    if found in wanted.__bases__ and not wanted.architectures:
         return wanted  # one of several models that share an architecture's name
     if found is not None and found is not wanted and not issubclass(found, wanted):
         raise ValueError(f"model type {model_type!r} does not fit {checkpoint.path}, which is of type {found.model_type!r}")

@@ -18,7 +18,6 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 class Gemma3(Gemma):
     model_type = "gemma3_text"
     architectures = ("Gemma3ForCausalLM",)
-    spellings: ClassVar[Mapping[str, str]] = MappingProxyType({"hidden_act": "hidden_activation"})
     defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({**Gemma.defaults, "max_position_embeddings": 131072})
 
     def __init__(self, checkpoint: Checkpoint) -> None:
