@@ -11,7 +11,7 @@ from folders import edit_config, tiny_model
 from maga_transformer import _core
 from maga_transformer.checkpoint import open_checkpoint
 from maga_transformer.models import build_program
-from runner import Runner
+from runner import Part, Runner
 from safetensors.torch import load_file, save_file
 from tiny_families import IDS, LENGTH, LONGROPE, NATIVE, RELAID, baichuan2, chatglm, internlm, native, qwen
 
@@ -46,11 +46,15 @@ def test_first_chatglm_is_refused(tmp_path: Path) -> None:
 
 def check(expected: np.ndarray, folder: Path, backend: _core.Backend, model_type: str | None = None) -> None:
     assert np.abs(expected).max() > 0.5  # random weights of visible size: equality means something
-    runner = Runner(backend, open_checkpoint(str(folder)), length=LENGTH, tokens=LENGTH, model_type=model_type)
+    runner = Runner(backend, open_checkpoint(str(folder)), length=LENGTH, tokens=LENGTH, sequences=2, model_type=model_type)
     whole = runner.logits(IDS)
     np.testing.assert_allclose(whole, expected, rtol=0, atol=1e-4)
     for chunks in ([13, 1, 30, 16], [20, *[1] * 40]):  # chunked prefill; prefill, then decode
         np.testing.assert_allclose(runner.logits(IDS, chunks), whole, rtol=0, atol=1e-5)
+    for cuts in (((0, 20), (0, 7)), ((20, 21), (7, 40)), ((21, 22), (40, 41))):  # two sequences in a step, of their own lengths
+        parts = [Part(i, IDS[begin:end], begin, LENGTH, range(end - begin)) for i, (begin, end) in enumerate(cuts)]
+        rows = np.concatenate([whole[begin:end] for begin, end in cuts])
+        np.testing.assert_allclose(runner.step(parts), rows, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("case", [*NATIVE, *RELAID])
