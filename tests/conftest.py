@@ -8,7 +8,7 @@ import pytest
 from maga_transformer import _core
 from maga_transformer.demo import demo_model
 
-sys.path.insert(0, str(Path(__file__).parent))  # cards.py, checkpoints.py, folders.py, jobs.py, runner.py
+sys.path.insert(0, str(Path(__file__).parent))  # cards.py, checkpoints.py, folders.py, jobs.py, runner.py, tiny_families.py
 import cards  # noqa: F401  looks for a GPU before it is hidden
 
 

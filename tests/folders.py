@@ -6,28 +6,35 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from maga_transformer.checkpoint import GgufCheckpoint
 from maga_transformer.formats import read_weight
 from maga_transformer.tokenizer.gguf import GgufVocabulary, build_tokenizer
 from safetensors.numpy import save_file
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 
 torch.set_num_threads(1)  # models so small that a second thread costs more than it brings
 
-MODELS: dict[str, tuple[type, type]] = {
-    "llama": (LlamaConfig, LlamaForCausalLM),
-    "mistral": (MistralConfig, MistralForCausalLM),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+# kind -> transformers' name, before Config and ForCausalLM
+MODELS = {
+    "llama": "Llama",
+    "mistral": "Mistral",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "phi3": "Phi3",
+    "gemma": "Gemma",
+    "gpt_neox": "GPTNeoX",
+    "phi": "Phi",
+    "stablelm": "StableLm",
+    "starcoder2": "Starcoder2",
+    "falcon": "Falcon",
+    "bloom": "Bloom",
+    "mpt": "Mpt",
+    "olmo2": "Olmo2",
+    "cohere": "Cohere",
+    "cohere2": "Cohere2",
+    "gemma3": "Gemma3",
+    "glm": "Glm",
+    "glm4": "Glm4",
 }
 TINY = {
     "vocab_size": 96,
@@ -41,12 +48,19 @@ TINY = {
 }
 
 
+def class_names(kind: str) -> tuple[str, str]:
+    name = MODELS[kind]
+    return ("Gemma3TextConfig" if kind == "gemma3" else f"{name}Config"), f"{name}ForCausalLM"
+
+
 def tiny_model(kind: str, folder: Path, *, seed: int = 0, **settings: Any) -> torch.nn.Module:
-    """Saves a random model of transformers with visible weights, norms and biases; returns it, in fp32 with eager attention."""
-    config_class, model_class = MODELS[kind]
+    """Saves a random model of transformers with visible weights, norms and biases; returns it, in fp32."""
+    config_class, model_class = (getattr(transformers, name) for name in class_names(kind))
     torch.manual_seed(seed)
-    config = config_class(**{**TINY, **settings})
-    config._attn_implementation = "eager"
+    known = config_class()
+    tiny = {key: value for key, value in TINY.items() if hasattr(known, key)}
+    config = config_class(**{**tiny, **settings})
+    config._attn_implementation = "sdpa" if kind == "falcon" else "eager"  # Falcon's eager code adds ALiBi twice
     model = model_class(config).float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -33,9 +33,10 @@ class Runner:
         tokens: int,
         sequences: int = 1,
         kv_dtype: str = "fp32",
+        model_type: str | None = None,
     ) -> None:
         """`length`: of the longest sequence; `tokens`: of the largest step."""
-        self.program, self.family = build_program(checkpoint)
+        self.program, self.family = build_program(checkpoint, model_type)
         self.pages_each = -(-length // PAGE_TOKENS)
         count = self.pages_each * sequences
         self.pages = list(range(count))[::-1]  # any order must do

@@ -17,7 +17,7 @@ struct Value {
   Rows rows = Rows::tokens;
 };
 
-// One parameter of the program. `sources` are the checkpoint's tensors, concatenated along dim 0.
+// One parameter of the program. `sources` are rows of the checkpoint's tensors (checkpoint/source.py), concatenated along dim 0.
 struct WeightSpec {
   std::string name;
   std::vector<std::string> sources;

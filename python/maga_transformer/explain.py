@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from maga_transformer import _core
-from maga_transformer.checkpoint import Checkpoint, open_checkpoint
+from maga_transformer.checkpoint import Checkpoint, Source, open_checkpoint, stored_bytes
 from maga_transformer.loader import usable_cores
 from maga_transformer.models import build_program
 
@@ -64,7 +64,7 @@ def explain(
     rates = Rates(bandwidth_gb or _measured_bandwidth_gb(), gflops or _measured_gflops())
 
     parameters = sum(int(np.prod(shape)) for _, _, shape in program.weights)
-    stored = sum(checkpoint.nbytes(source) for _, sources, _ in program.weights for source in sources)
+    stored = sum(stored_bytes(checkpoint, sources) for _, sources, _ in program.weights)
     formats = _formats(program, checkpoint)
     console.print(f"[bold]{checkpoint.path}[/bold]")
     console.print(f"{family.model_type}, {parameters / 1e6:,.1f} M parameters in {_size(stored)} ({formats})")
@@ -86,7 +86,7 @@ def explain(
 
 def _rows(program: _core.Program, checkpoint: Checkpoint, batch: int, context: int, kv_bytes: int) -> list[Row]:
     weights = program.weights
-    sizes = [float(sum(checkpoint.nbytes(source) for source in sources)) for _, sources, _ in weights]
+    sizes = [float(stored_bytes(checkpoint, sources)) for _, sources, _ in weights]
     costs = _core.cost(
         program,
         sequences=batch,
@@ -109,7 +109,8 @@ def _describe(op: dict[str, Any], weights: list[tuple[str, list[str], list[int]]
     if weight is not None:
         name, sources, shape = weights[weight]
         parts = [part for part in name.removesuffix(".weight").removeprefix("model.").split(".") if not part.isdigit()]
-        return ".".join(parts).removeprefix("layers."), f"{' x '.join(map(str, shape))} {checkpoint.dtype(sources[0])}"
+        dtype = checkpoint.dtype(Source.parse(sources[0]).tensor)
+        return ".".join(parts).removeprefix("layers."), f"{' x '.join(map(str, shape))} {dtype}"
     if op["op"] == "attention":
         window = f", window {op['window']}" if op["window"] else ""
         return "", f"{op['heads']} heads on {op['kv_heads']} of {op['head_dim']}{window}"
@@ -181,8 +182,9 @@ def _formats(program: _core.Program, checkpoint: Checkpoint) -> str:
     """The formats of the weights, most bytes first."""
     stored: dict[str, int] = {}
     for _, sources, _ in program.weights:
-        for source in sources:
-            stored[checkpoint.dtype(source)] = stored.get(checkpoint.dtype(source), 0) + checkpoint.nbytes(source)
+        for source in map(Source.parse, sources):
+            dtype = checkpoint.dtype(source.tensor)
+            stored[dtype] = stored.get(dtype, 0) + source.nbytes(checkpoint)
     return ", ".join(
         f"{dtype} {size / sum(stored.values()):.0%}" for dtype, size in sorted(stored.items(), key=lambda item: -item[1])
     )

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from maga_transformer import _core
-from maga_transformer.checkpoint import Checkpoint
+from maga_transformer.checkpoint import Checkpoint, stored_bytes
 from maga_transformer.formats import Dense, read_weight
 
 Progress = Callable[[int, int], None]
@@ -29,7 +29,7 @@ def load_weights(
     """Packed weights in the order of program.weights. `progress` hears (bytes done, bytes in all) on this thread. Each of the
     `workers` threads (default: one a usable core) holds one unpacked weight at a time, and all together at most _MOST_BYTES."""
     specs = program.weights
-    sizes = [sum(checkpoint.nbytes(source) for source in sources) for _, sources, _ in specs]
+    sizes = [stored_bytes(checkpoint, sources) for _, sources, _ in specs]
     total, done = sum(sizes), 0
     weights: list[_core.Weight | None] = [None] * len(specs)
 

@@ -156,5 +156,5 @@ def test_changed_metadata_builds_or_is_refused(changes: list[tuple[int, int]], t
 def test_unknown_architecture(tmp_path: Path) -> None:
     model = tiny_model("llama", tmp_path / "folder", **SIZES)
     path = gguf_from_model(model, tmp_path / "model.gguf", architecture="rwkv")
-    with pytest.raises(ValueError, match=r"architecture 'rwkv' is not supported .model types: llama"):
+    with pytest.raises(ValueError, match=r"architecture 'rwkv' is not supported .of GGUF: llama"):
         build_program(open_checkpoint(str(path)))

@@ -6,8 +6,17 @@ from maga_transformer.checkpoint.dummy import DummyCheckpoint
 from maga_transformer.checkpoint.gguf import GgufCheckpoint
 from maga_transformer.checkpoint.interface import Checkpoint
 from maga_transformer.checkpoint.safetensors import SafetensorsCheckpoint
+from maga_transformer.checkpoint.source import Source, stored_bytes
 
-__all__ = ["Checkpoint", "DummyCheckpoint", "GgufCheckpoint", "SafetensorsCheckpoint", "open_checkpoint"]
+__all__ = [
+    "Checkpoint",
+    "DummyCheckpoint",
+    "GgufCheckpoint",
+    "SafetensorsCheckpoint",
+    "Source",
+    "open_checkpoint",
+    "stored_bytes",
+]
 
 _TORCH_SUFFIXES = (".bin", ".pt", ".pth")
 

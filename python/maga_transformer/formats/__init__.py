@@ -1,22 +1,32 @@
 """From a checkpoint's tensors to canonical weights (canonical.py), whatever format they are stored in."""
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 
 from maga_transformer.checkpoint.interface import Checkpoint
-from maga_transformer.formats.canonical import Affine, Canonical, Dense, concatenate
+from maga_transformer.checkpoint.source import Source
+from maga_transformer.formats.canonical import Affine, Canonical, Dense, concatenate, scaled, unit_rows
 from maga_transformer.formats.ggml import FORMATS, affine_from_blocks
 
 __all__ = ["Affine", "Canonical", "Dense", "concatenate", "read_weight"]
 
 
 def read_weight(checkpoint: Checkpoint, sources: list[str]) -> Canonical:
-    """The canonical form of one weight: its source tensors, stacked along their rows."""
-    return concatenate([_read_tensor(checkpoint, name) for name in sources])
+    """The canonical form of one weight: its sources (checkpoint/source.py), stacked along their rows."""
+    return concatenate([_read_source(checkpoint, Source.parse(source)) for source in sources])
 
 
-def _read_tensor(checkpoint: Checkpoint, name: str) -> Canonical:
+def _read_source(checkpoint: Checkpoint, source: Source) -> Canonical:
+    weight = _canonical(checkpoint, source.tensor, source.rows_of(checkpoint.tensor(source.tensor)))
+    weight = unit_rows(weight) if source.unit else weight
+    return weight if source.factor == 1 else scaled(weight, source.factor)
+
+
+def _canonical(checkpoint: Checkpoint, name: str, values: npt.NDArray[Any]) -> Canonical:
     """Vectors (norms, biases) become fp32, so that those of different types stack; matrices keep what they are."""
-    dtype, values = checkpoint.dtype(name), checkpoint.tensor(name)
+    dtype = checkpoint.dtype(name)
     if dtype in FORMATS:
         if values.ndim != 2:
             raise ValueError(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
+
+_ROWS_AT_ONCE = 4096  # so that a vocabulary's head is not held in fp32
 
 
 @dataclass(frozen=True)
@@ -68,3 +70,36 @@ def concatenate(parts: list[Canonical]) -> Canonical:
         offset=None if first.offset is None else np.concatenate([part.offset for part in affine if part.offset is not None]),
         zero=first.zero,
     )
+
+
+def scaled(weight: Canonical, factor: float) -> Canonical:
+    """All values times `factor`, in the same form."""
+    times = np.float32(factor)
+    if isinstance(weight, Affine):
+        return replace(weight, scale=weight.scale * times, offset=None if weight.offset is None else weight.offset * times)
+    return Dense(rounded(weight.dequantize() * times, weight.dtype), weight.dtype)
+
+
+def unit_rows(weight: Canonical) -> Canonical:
+    """Each row divided by its Euclidean norm, or by 1e-12 if that is more (torch's normalize); the form stays the same."""
+    if isinstance(weight, Affine):
+        norms = _row_norms(weight.dequantize())
+        return replace(weight, scale=weight.scale / norms, offset=None if weight.offset is None else weight.offset / norms)
+    values = np.empty_like(weight.values)
+    for begin in range(0, len(values), _ROWS_AT_ONCE):
+        part = Dense(weight.values[begin : begin + _ROWS_AT_ONCE], weight.dtype).dequantize()
+        values[begin : begin + _ROWS_AT_ONCE] = rounded(part / _row_norms(part), weight.dtype)
+    return Dense(values, weight.dtype)
+
+
+def _row_norms(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    norms: npt.NDArray[np.float32] = np.maximum(np.linalg.norm(values, axis=1, keepdims=True), np.float32(1e-12))
+    return norms
+
+
+def rounded(values: npt.NDArray[np.float32], dtype: str) -> Array:
+    """Finite values in a dense type, to the nearest, ties to even."""
+    if dtype != "bf16":
+        return values.astype(np.float16 if dtype == "fp16" else np.float32)
+    bits = values.view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)

@@ -1,15 +1,62 @@
 """Model families as programs. To add one: a file with a Family here, and its class in _FAMILIES."""
 
 from maga_transformer._core import Program
-from maga_transformer.checkpoint import Checkpoint
+from maga_transformer.checkpoint import Checkpoint, GgufCheckpoint
+from maga_transformer.checkpoint.gguf_config import ARCHITECTURES
+from maga_transformer.models.baichuan import Baichuan, Baichuan2
+from maga_transformer.models.bloom import Bloom
+from maga_transformer.models.chatglm import ChatGlm, ChatGlm2, ChatGlm3, Glm, Glm4
+from maga_transformer.models.cohere import Cohere, Cohere2
+from maga_transformer.models.falcon import Falcon
 from maga_transformer.models.family import Family
-from maga_transformer.models.llama import Llama, Mistral
+from maga_transformer.models.gemma import Gemma
+from maga_transformer.models.gemma3 import Gemma3
+from maga_transformer.models.gpt_neox import GptNeoX
+from maga_transformer.models.internlm import InternLM, InternLM2
+from maga_transformer.models.llama import Aquila, Llama, Mistral, Xverse
+from maga_transformer.models.mpt import Mpt
+from maga_transformer.models.olmo2 import Olmo2
+from maga_transformer.models.phi import Phi
+from maga_transformer.models.phi3 import Phi3
+from maga_transformer.models.qwen import Qwen
 from maga_transformer.models.qwen2 import Qwen2
 from maga_transformer.models.qwen3 import Qwen3
+from maga_transformer.models.stablelm import StableLm
+from maga_transformer.models.starcoder2 import Starcoder2
 
 __all__ = ["Family", "build_program", "families"]
 
-_FAMILIES: tuple[type[Family], ...] = (Llama, Mistral, Qwen2, Qwen3)
+_FAMILIES: tuple[type[Family], ...] = (
+    Llama,
+    Mistral,
+    Qwen,
+    Qwen2,
+    Qwen3,
+    Aquila,
+    Baichuan,
+    Baichuan2,
+    Bloom,
+    ChatGlm,
+    ChatGlm2,
+    ChatGlm3,
+    Cohere,
+    Cohere2,
+    Falcon,
+    Gemma,
+    Gemma3,
+    Glm,
+    Glm4,
+    GptNeoX,
+    InternLM,
+    InternLM2,
+    Mpt,
+    Olmo2,
+    Phi,
+    Phi3,
+    StableLm,
+    Starcoder2,
+    Xverse,
+)
 
 
 def families() -> dict[str, type[Family]]:
@@ -29,17 +76,20 @@ def _choose(checkpoint: Checkpoint, model_type: str | None) -> type[Family]:
     types = ", ".join(family.model_type for family in _FAMILIES)
     listed = checkpoint.config.get("architectures") or []
     architectures = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
-    found = next((known[name] for name in architectures if name in known), None)
+    found = next((family for name in architectures for family in _FAMILIES if name in family.architectures), None)
     if model_type is None:
         if found is None and not architectures:
             found = known.get(str(checkpoint.config.get("model_type")))
         if found is None:
             name = architectures[0] if architectures else checkpoint.config.get("model_type")
-            raise ValueError(f"{checkpoint.path}: architecture {name!r} is not supported (model types: {types})")
+            valid = f"of GGUF: {', '.join(ARCHITECTURES)}" if isinstance(checkpoint, GgufCheckpoint) else f"model types: {types}"
+            raise ValueError(f"{checkpoint.path}: architecture {name!r} is not supported ({valid})")
         return found
     if model_type not in known:
         raise ValueError(f"model type {model_type!r} is not known (model types: {types})")
     wanted = known[model_type]
+    if found in wanted.__bases__ and not wanted.architectures:
+        return wanted  # one of several models that share an architecture's name
     if found is not None and found is not wanted and not issubclass(found, wanted):
         raise ValueError(f"model type {model_type!r} does not fit {checkpoint.path}, which is of type {found.model_type!r}")
     return wanted if found is None else found

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from maga_transformer._core import Program, View
-from maga_transformer.checkpoint import Checkpoint, DummyCheckpoint
+from maga_transformer.checkpoint import Checkpoint, DummyCheckpoint, Source
 from maga_transformer.models.rope import Rope
 
 _ACTIVATIONS = {
@@ -14,11 +14,14 @@ _ACTIVATIONS = {
     "swish": "silu",
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
 }
 # Buffers that some exporters store beside the weights; they follow from the config.
-_BUFFERS = re.compile(r"rotary(_pos)?_emb\.(inv_freq|cos_cached|sin_cached)$")
+_BUFFERS = re.compile(
+    r"((rotary(_pos)?_emb|maybe_rotary)\.(inv_freq|cos_cached|sin_cached)|\battention\.bias|\b(attention|attn)\.masked_bias)$"
+)
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,21 @@ class Heads:
     heads: int
     kv_heads: int
     head_dim: int
+
+    def widths(self) -> list[int]:
+        """Columns of q, k and v."""
+        return [count * self.head_dim for count in (self.heads, self.kv_heads, self.kv_heads)]
+
+
+@dataclass(frozen=True)
+class Norm:
+    """y = (x / rms(x) * (weight + offset) + bias) * scale; `layer` subtracts the mean first."""
+
+    kind: str  # rms or layer
+    eps: float
+    bias: bool = False
+    offset: float = 0.0
+    scale: float = 1.0  # multiplied into the stored weight
 
 
 class Builder:
@@ -39,26 +57,34 @@ class Builder:
         self._used: set[str] = set()
         self._weights: dict[tuple[str, ...], int] = {}
         self._rope_tables: dict[int, int] = {}
+        self._alibi_tables: dict[tuple[float, ...], int] = {}
         self._rows: dict[int, str] = {}  # of each value: tokens or logits
         self._layers = 0
 
     # --- ops ---
 
-    def embed(self, table: str, *, vocab: int | None, hidden: int | None) -> View:
+    def embed(self, table: str, *, vocab: int | None, hidden: int | None, scale: float = 1.0) -> View:
         """`vocab` and `hidden` may be None: the table's own size."""
         rows, columns = self._matrix(table, vocab, hidden)
         out = self._value("embedding", columns)
-        self.program.embed(out, self._weight([table], [rows, columns]))
+        self.program.embed(out, self._weight([table], [rows, columns]), scale=scale)
         return out
 
-    def rms_norm(self, x: View, module: str, eps: float) -> View:
+    def norm(self, x: View, module: str, norm: Norm) -> View:
         out = self._value(module, x.width, self._rows[x.value])
-        self.program.norm(out, x, weight=self._vector(module + ".weight", x.width), kind="rms", eps=eps, group=x.width)
+        self._norm(out, x, module, norm, x.width)
         return out
 
-    def head_norm(self, x: View, module: str, eps: float, head_dim: int) -> None:
-        """RMS norm of each head, in place."""
-        self.program.norm(x, x, weight=self._vector(module + ".weight", head_dim), kind="rms", eps=eps, group=head_dim)
+    def norm_in_place(self, x: View, module: str, norm: Norm, group: int) -> None:
+        """Of each run of `group` columns: each head of q or k, or all of them together."""
+        self._norm(x, x, module, norm, group)
+
+    def _norm(self, out: View, x: View, module: str, norm: Norm, group: int) -> None:
+        weight = self._vector(module + ".weight", group, norm.scale)
+        bias = self._vector(module + ".bias", group, norm.scale) if norm.bias else -1
+        self.program.norm(
+            out, x, weight=weight, bias=bias, kind=norm.kind, eps=norm.eps, group=group, weight_offset=norm.offset * norm.scale
+        )
 
     def linear(self, x: View, module: str, *, width: int | None = None, bias: bool = False) -> View:
         return self.linears(x, [module], widths=[width], bias=bias)[0]
@@ -70,24 +96,33 @@ class Builder:
         if bias:
             for module, size in zip(modules, sizes, strict=True):
                 self._check(module + ".bias", (size,))
-        value = self._value(_joined(modules), sum(sizes), self._rows[x.value])
-        views, offset = [], 0
-        for size in sizes:
-            views.append(View(value.value, offset, size))
-            offset += size
+        views = self._columns(_joined(modules), x, sizes)
+        value = views[0].value
         parts = list(zip(modules, views, strict=True))
         for _, group in groupby(parts, key=lambda part: self._checkpoint.dtype(part[0] + ".weight")):
             names, outs = zip(*group, strict=True)
-            out = View(value.value, outs[0].offset, sum(view.width for view in outs))
+            out = View(value, outs[0].offset, sum(view.width for view in outs))
             weight = self._weight([name + ".weight" for name in names], [out.width, x.width])
             biases = self._weight([name + ".bias" for name in names], [out.width]) if bias else -1
             self.program.linear(out, x, weight=weight, bias=biases)
         return views
 
+    def split_linear(self, x: View, module: str, widths: Sequence[int], *, groups: int = 1, bias: bool = False) -> list[View]:
+        """Several linears of one input that the checkpoint stores as one tensor, as neighbouring columns of one value. Its rows
+        are `groups` times a run of rows of each linear: 1 is one linear after the other, the number of heads is head by head."""
+        total = sum(widths)
+        self._check(module + ".weight", (total, x.width))
+        if bias:
+            self._check(module + ".bias", (total,))
+        views = self._columns(module, x, widths)
+        weight = self._weight(_runs(module + ".weight", widths, groups), [total, x.width])
+        biases = self._weight(_runs(module + ".bias", widths, groups), [total]) if bias else -1
+        self.program.linear(View(views[0].value, 0, total), x, weight=weight, bias=biases)
+        return views
+
     def qkv(self, x: View, module: str, heads: Heads, *, bias: bool = False) -> list[View]:
         """(tokens, heads * head_dim), and keys and values (tokens, kv_heads * head_dim)."""
-        q, kv = heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim
-        return self.linears(x, [f"{module}.{name}_proj" for name in "qkv"], widths=[q, kv, kv], bias=bias)
+        return self.linears(x, [f"{module}.{name}_proj" for name in "qkv"], widths=heads.widths(), bias=bias)
 
     def rope(self, views: Sequence[View], rope: Rope, head_dim: int) -> None:
         """Rotates in place."""
@@ -95,6 +130,7 @@ class Builder:
             self._rope_tables[id(rope)] = self.program.rope_table(
                 rope.rotary_dim,
                 rope.inv_freq,
+                interleaved=rope.interleaved,
                 multiplier=rope.multiplier,
                 theta=rope.theta,
                 dynamic_factor=rope.dynamic_factor,
@@ -103,8 +139,19 @@ class Builder:
         for view in views:
             self.program.rope(view, head_dim=head_dim, table=self._rope_tables[id(rope)])
 
-    def attention(self, q: View, k: View, v: View, heads: Heads, *, window: int = 0) -> View:
-        """Causal attention over pages of its own; `window` counts the keys that a query sees, 0 is all of them."""
+    def attention(
+        self,
+        q: View,
+        k: View,
+        v: View,
+        heads: Heads,
+        *,
+        window: int = 0,
+        scale: float | None = None,
+        alibi: Sequence[float] | None = None,
+    ) -> View:
+        """Causal attention over pages of its own; `window` counts the keys that a query sees, 0 is all of them. `scale` None is
+        head_dim**-0.5; `alibi` are slopes, one a head, of what a score loses per token of distance."""
         out = self._value(f"attention.{self._layers}", q.width)
         self.program.attention(
             out,
@@ -115,24 +162,34 @@ class Builder:
             heads=heads.heads,
             kv_heads=heads.kv_heads,
             head_dim=heads.head_dim,
-            scale=heads.head_dim**-0.5,
+            scale=heads.head_dim**-0.5 if scale is None else scale,
             window=window,
+            alibi=-1 if alibi is None else self._alibi_table(tuple(alibi)),
         )
         self._layers += 1
         return out
 
     def gated_mlp(self, x: View, module: str, activation: str, *, width: int | None = None, bias: bool = False) -> View:
         """down(act(gate(x)) * up(x)), back to the width of x. `width` None: the gate's own size."""
+        if width is None:
+            width = self._matrix(f"{module}.gate_proj.weight", None, x.width)[0]
+        gate, up = self.linears(x, [f"{module}.gate_proj", f"{module}.up_proj"], widths=[width, width], bias=bias)
+        return self.linear(self.activate(gate, up, activation), f"{module}.down_proj", width=x.width, bias=bias)
+
+    def mlp(self, x: View, up: str, down: str, activation: str, *, width: int | None = None, bias: bool = False) -> View:
+        """down(act(up(x))), without a gate."""
+        hidden = self.activate(self.linear(x, up, width=width, bias=bias), None, activation)
+        return self.linear(hidden, down, width=x.width, bias=bias)
+
+    def activate(self, gate: View, up: View | None, activation: str) -> View:
+        """act(gate) * up, or act(gate)."""
         if activation not in _ACTIVATIONS:
             raise ValueError(
                 f"{self._checkpoint.path}: activation {activation!r} is not supported (supported: {', '.join(_ACTIVATIONS)})"
             )
-        if width is None:
-            width = self._matrix(f"{module}.gate_proj.weight", None, x.width)[0]
-        gate, up = self.linears(x, [f"{module}.gate_proj", f"{module}.up_proj"], widths=[width, width], bias=bias)
-        hidden = self._value(f"{module}.hidden", width)
-        self.program.activation(hidden, gate, up, kind=_ACTIVATIONS[activation])
-        return self.linear(hidden, f"{module}.down_proj", width=x.width, bias=bias)
+        out = self._value("hidden", gate.width)
+        self.program.activation(out, gate, up, kind=_ACTIVATIONS[activation])
+        return out
 
     def add(self, a: View, b: View) -> View:
         out = self._value("residual", a.width, self._rows[a.value])
@@ -145,11 +202,12 @@ class Builder:
         self.program.select(out, x)
         return out
 
-    def head(self, x: View, table: str, *, vocab: int | None) -> None:
-        """Logits from the selected rows; ends the program."""
+    def head(self, x: View, table: str, *, vocab: int | None, bias: str | None = None, unit_rows: bool = False) -> None:
+        """Logits from the selected rows; ends the program. `unit_rows`: each row of the table is divided by its norm."""
         rows, columns = self._matrix(table, vocab, x.width)
         logits = self._value("logits", rows, "logits")
-        self.program.linear(logits, x, weight=self._weight([table], [rows, columns]))
+        weight = self._weight([str(Source(table, unit=unit_rows))], [rows, columns])
+        self.program.linear(logits, x, weight=weight, bias=-1 if bias is None else self._vector(bias, rows))
         self.program.logits = logits.value
         self.program.vocab = rows
 
@@ -170,13 +228,26 @@ class Builder:
             raise ValueError(
                 f"{self._checkpoint.file(surplus[0])}: the model has no place for these tensors: {', '.join(surplus[:5])}{more}"
             )
-        self.program.validate()
+        try:
+            self.program.validate()
+        except ValueError as error:
+            raise ValueError(f"{self._checkpoint.path}: {error}") from None
         return self.program
 
     def _value(self, name: str, width: int, rows: str = "tokens") -> View:
         view = self.program.value(name, width, rows)
         self._rows[view.value] = rows
         return view
+
+    def _columns(self, name: str, x: View, widths: Sequence[int]) -> list[View]:
+        """Views of one new value, side by side."""
+        value = self._value(name, sum(widths), self._rows[x.value])
+        return [View(value.value, sum(widths[:i]), width) for i, width in enumerate(widths)]
+
+    def _alibi_table(self, slopes: tuple[float, ...]) -> int:
+        if slopes not in self._alibi_tables:
+            self._alibi_tables[slopes] = self.program.alibi_slopes(list(slopes))
+        return self._alibi_tables[slopes]
 
     def _check(self, name: str, expected: tuple[int | None, ...]) -> tuple[int, ...]:
         """The tensor's shape, which must agree with `expected` where that is not None."""
@@ -196,16 +267,25 @@ class Builder:
         found = self._check(name, (rows, columns))
         return found[0], found[1]
 
-    def _vector(self, name: str, size: int) -> int:
+    def _vector(self, name: str, size: int, factor: float = 1.0) -> int:
         self._check(name, (size,))
-        return self._weight([name], [size])
+        return self._weight([str(Source(name, factor=factor))], [size])
 
     def _weight(self, sources: list[str], shape: list[int]) -> int:
         """One weight per set of sources, so that tied tensors are stored once."""
         key = tuple(sources)
         if key not in self._weights:
-            self._weights[key] = self.program.weight(_joined(sources), sources, shape)
+            tensors = list(dict.fromkeys(Source.parse(source).tensor for source in sources))
+            self._weights[key] = self.program.weight(_joined(tensors), sources, shape)
         return self._weights[key]
+
+
+def _runs(tensor: str, widths: Sequence[int], groups: int) -> list[str]:
+    """Sources of the rows of each linear, in turn."""
+    if groups == 1:
+        return [tensor]
+    runs = [width // groups for width in widths]
+    return [str(Source(tensor, sum(runs[:i]), sum(runs[: i + 1]), sum(runs))) for i in range(len(runs))]
 
 
 def _joined(names: Sequence[str]) -> str:

@@ -1,13 +1,26 @@
 """Typed access to config.json: a missing, mistyped or impossible value is an error that names the key and what was found."""
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 
 class ModelConfig:
-    def __init__(self, path: str, values: dict[str, Any]) -> None:
+    """`spellings` are a family's own names of keys, `defaults` its values of keys that are absent or null."""
+
+    def __init__(
+        self,
+        path: str,
+        values: dict[str, Any],
+        *,
+        spellings: Mapping[str, str] = MappingProxyType({}),
+        defaults: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         self.path = path
-        self.values = values
+        self._spellings = {key: own for key, own in spellings.items() if values.get(key) is None and own in values}
+        self.values = {**values, **{key: values[own] for key, own in self._spellings.items()}}
+        self.values.update({key: value for key, value in defaults.items() if self.values.get(key) is None})
 
     def get(self, key: str) -> Any:
         return self.values.get(key)
@@ -34,15 +47,23 @@ class ModelConfig:
             raise self.error(key, value, "a string")
         return value
 
+    def require(self, key: str, *supported: object) -> None:
+        """Refuses other values of a key than those that a family can run; absent and null are the default."""
+        value = self.values.get(key)
+        if value is not None and value not in supported:
+            raise ValueError(
+                f"{self.path}: config key {key} is {value!r}, which is not supported (supported: {', '.join(map(repr, supported))})"
+            )
+
     def error(self, key: str, value: object, expected: str) -> ValueError:
-        return ValueError(f"{self.path}: config key {key} is {value!r}, expected {expected}")
+        return ValueError(f"{self.path}: config key {self._spellings.get(key, key)} is {value!r}, expected {expected}")
 
     def _present(self, key: str, default: Any) -> Any:
         value = self.values.get(key)
         if value is None:
             value = default
         if value is None:
-            raise ValueError(f"{self.path}: config has no key {key}")
+            raise ValueError(f"{self.path}: config has no key {self._spellings.get(key, key)}")
         return value
 
 

@@ -2,20 +2,22 @@
 
 import logging
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import numpy as np
 
 from maga_transformer._core import Program, View
 from maga_transformer.checkpoint import Checkpoint
-from maga_transformer.models.builder import Builder, Heads
+from maga_transformer.models.alibi import alibi_slopes
+from maga_transformer.models.builder import Builder, Heads, Norm
 from maga_transformer.models.config import ModelConfig
-from maga_transformer.models.rope import read_rope
+from maga_transformer.models.rope import Rope, read_rope
 
 log = logging.getLogger(__name__)
 
-_MAX_HEAD_DIM = 65536
-_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_MAX_HEADS = _MAX_HEAD_DIM = 65536
 
 
 class Family(ABC):
@@ -24,11 +26,17 @@ class Family(ABC):
     model_type: ClassVar[str]  # as MODEL_TYPE names it
     aliases: ClassVar[tuple[str, ...]] = ()  # other names for it, model_type of config.json among them
     architectures: ClassVar[tuple[str, ...]]  # as config.json names them
-    default_head_dim: ClassVar[int | None] = None  # where the config has no head_dim; None: hidden size over heads
+    spellings: ClassVar[Mapping[str, str]] = MappingProxyType({})  # Llama's config keys -> the family's own
+    defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # of config keys that are absent or null
+    norm_kind: ClassVar[str] = "rms"
+    norm_eps: ClassVar[tuple[str, float]] = ("rms_norm_eps", 1e-6)  # config key and default
+    embedding: str = "model.embed_tokens.weight"  # the tensor's name; tied models may store it as the head
+    final_norm: str = "model.norm"
+    head: str = "lm_head.weight"
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
-        self.config = config = ModelConfig(checkpoint.path, checkpoint.config)
+        self.config = config = ModelConfig(checkpoint.path, checkpoint.config, spellings=self.spellings, defaults=self.defaults)
         quantization = config.get("quantization_config")
         if quantization is not None:
             method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
@@ -36,11 +44,11 @@ class Family(ABC):
         self.hidden = config.integer("hidden_size")
         self.layers = config.integer("num_hidden_layers")
         self.heads = self._heads()
-        self.eps = config.number("rms_norm_eps", 1e-6)
+        self.norm = Norm(self.norm_kind, config.number(*self.norm_eps), bias=self.norm_kind == "layer")
         self.activation = config.text("hidden_act", "silu")
         self.intermediate = config.integer("intermediate_size") if config.get("intermediate_size") is not None else None
-        self.rope = read_rope(config, self.heads.head_dim)
-        self.embedding = _EMBEDDING  # the tensor's name; tied models may store it as the head
+        self.rope: Rope | None = None if self.uses_alibi() else self.read_rope()
+        self.alibi: Sequence[float] | None = self.alibi_slopes() if self.uses_alibi() else None
 
     @abstractmethod
     def layer(self, b: Builder, x: View, i: int) -> View:
@@ -48,14 +56,42 @@ class Family(ABC):
 
     def build(self) -> Program:
         b = Builder(self.checkpoint, self.model_type)
-        b.program.max_positions = self.rope.extended_positions
-        self.embedding, head = self._vocabulary_tensors(b)
+        b.program.max_positions = self.positions()
+        self.embedding, self.head = self._vocabulary_tensors(b)
         vocab = self.config.integer("vocab_size") if self.config.get("vocab_size") is not None else None
-        x = b.embed(self.embedding, vocab=vocab, hidden=self.hidden)
+        x = self.embed(b, vocab)
         for i in range(self.layers):
             x = self.layer(b, x, i)
-        b.head(b.rms_norm(b.select(x), "model.norm", self.eps), head, vocab=vocab)
+        self.logits(b, self.normed(b, b.select(x)), vocab)
         return b.finish()
+
+    def embed(self, b: Builder, vocab: int | None) -> View:
+        return b.embed(self.embedding, vocab=vocab, hidden=self.hidden)
+
+    def normed(self, b: Builder, x: View) -> View:
+        return b.norm(x, self.final_norm, self.norm)
+
+    def logits(self, b: Builder, x: View, vocab: int | None) -> None:
+        b.head(x, self.head, vocab=vocab)
+
+    def attend(self, b: Builder, q: View, k: View, v: View, *, window: int = 0) -> View:
+        """Attention with the family's positions."""
+        if self.rope is not None:
+            b.rope([q, k], self.rope, self.heads.head_dim)
+        return b.attention(q, k, v, self.heads, window=window, alibi=self.alibi)
+
+    def read_rope(self) -> Rope:
+        return read_rope(self.config, self.heads.head_dim)
+
+    def uses_alibi(self) -> bool:
+        return False
+
+    def alibi_slopes(self) -> Sequence[float]:
+        return alibi_slopes(self.heads.heads)
+
+    def positions(self) -> int:
+        """The longest context."""
+        return self.config.integer("max_position_embeddings", 2048) if self.rope is None else self.rope.extended_positions
 
     def sliding_window(self, i: int) -> int:
         """Of layer `i` in the families whose config has use_sliding_window (Qwen); 0: none."""
@@ -69,15 +105,20 @@ class Family(ABC):
             slides = config.flag("use_sliding_window", False) and i >= config.integer("max_window_layers", 28, least=0)
         return config.integer("sliding_window", 4096) if slides else 0
 
+    def kv_heads(self, heads: int) -> int:
+        return self.config.integer("num_key_value_heads", heads)
+
     def _heads(self) -> Heads:
         config = self.config
         heads = config.integer("num_attention_heads")
-        kv_heads = config.integer("num_key_value_heads", heads)
+        if heads > _MAX_HEADS:  # before ALiBi makes a list of them
+            raise config.error("num_attention_heads", heads, f"at most {_MAX_HEADS}")
+        kv_heads = self.kv_heads(heads)
         if heads % kv_heads:
             raise config.error("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads, which is {heads}")
-        if config.get("head_dim") is None and self.default_head_dim is None and self.hidden % heads:
+        if config.get("head_dim") is None and self.hidden % heads:
             raise config.error("num_attention_heads", heads, f"a divisor of hidden_size, which is {self.hidden}")
-        head_dim = config.integer("head_dim", self.default_head_dim or self.hidden // heads)
+        head_dim = config.integer("head_dim", self.hidden // heads)
         if head_dim > _MAX_HEAD_DIM:  # before the rope table makes an array of it
             raise config.error("head_dim", head_dim, f"at most {_MAX_HEAD_DIM} (hidden_size is {self.hidden})")
         return Heads(heads, kv_heads, head_dim)
@@ -85,15 +126,15 @@ class Family(ABC):
     def _vocabulary_tensors(self, b: Builder) -> tuple[str, str]:
         """Names of the embedding and of the head. Tied models store one of them, or two equal ones; two that differ are both
         kept, as transformers does."""
+        embedding, head, c = self.embedding, self.head, self.checkpoint
         if not self.config.flag("tie_word_embeddings", False):
-            return _EMBEDDING, _HEAD
-        if not b.has(_HEAD):
-            return _EMBEDDING, _EMBEDDING
-        if not b.has(_EMBEDDING):
-            return _HEAD, _HEAD
-        c = self.checkpoint
-        if c.dtype(_HEAD) == c.dtype(_EMBEDDING) and np.array_equal(c.tensor(_HEAD), c.tensor(_EMBEDDING)):
-            b.ignore(_HEAD)
-            return _EMBEDDING, _EMBEDDING
-        log.warning("%s: tie_word_embeddings is true, but %s differs from %s; both are kept", c.path, _HEAD, _EMBEDDING)
-        return _EMBEDDING, _HEAD
+            return embedding, head
+        if not b.has(head):
+            return embedding, embedding
+        if not b.has(embedding):
+            return head, head
+        if c.dtype(head) == c.dtype(embedding) and np.array_equal(c.tensor(head), c.tensor(embedding)):
+            b.ignore(head)
+            return embedding, embedding
+        log.warning("%s: tie_word_embeddings is true, but %s differs from %s; both are kept", c.path, head, embedding)
+        return embedding, head

@@ -1,4 +1,4 @@
-"""Llama and Mistral (https://arxiv.org/abs/2302.13971, https://arxiv.org/abs/2310.06825)."""
+"""Llama and Mistral (https://arxiv.org/abs/2302.13971, https://arxiv.org/abs/2310.06825), and what shares Llama's layer."""
 
 from typing import ClassVar
 
@@ -9,19 +9,26 @@ from maga_transformer.models.family import Family
 
 class Llama(Family):
     model_type = "llama"
-    architectures: ClassVar[tuple[str, ...]] = ("LlamaForCausalLM", "LLaMAForCausalLM")
+    aliases: ClassVar[tuple[str, ...]] = ("Yi",)
+    architectures: ClassVar[tuple[str, ...]] = ("LlamaForCausalLM", "LLaMAForCausalLM", "YiForCausalLM")
 
     def layer(self, b: Builder, x: View, i: int) -> View:
         module = f"model.layers.{i}"
-        bias = self.config.flag("attention_bias", False)
-        h = b.rms_norm(x, f"{module}.input_layernorm", self.eps)
-        q, k, v = b.qkv(h, f"{module}.self_attn", self.heads, bias=bias)
-        b.rope([q, k], self.rope, self.heads.head_dim)
-        h = b.attention(q, k, v, self.heads, window=self.window())
-        x = b.add(x, b.linear(h, f"{module}.self_attn.o_proj", width=self.hidden, bias=bias))
-        h = b.rms_norm(x, f"{module}.post_attention_layernorm", self.eps)
-        mlp_bias = self.config.flag("mlp_bias", False)
-        return b.add(x, b.gated_mlp(h, f"{module}.mlp", self.activation, width=self.intermediate, bias=mlp_bias))
+        norms = ("ln1", "ln2") if b.has(f"{module}.ln1.weight") else ("input_layernorm", "post_attention_layernorm")  # early Yi
+        q, k, v = self.qkv(b, b.norm(x, f"{module}.{norms[0]}", self.norm), f"{module}.self_attn")
+        h = self.attend(b, q, k, v, window=self.window())
+        x = b.add(x, b.linear(h, f"{module}.self_attn.o_proj", width=self.hidden, bias=self.attention_bias()))
+        return b.add(x, self.mlp(b, b.norm(x, f"{module}.{norms[1]}", self.norm), f"{module}.mlp"))
+
+    def qkv(self, b: Builder, x: View, module: str) -> list[View]:
+        return b.qkv(x, module, self.heads, bias=self.attention_bias())
+
+    def mlp(self, b: Builder, x: View, module: str) -> View:
+        bias = self.config.flag("mlp_bias", False)
+        return b.gated_mlp(x, module, self.activation, width=self.intermediate, bias=bias)
+
+    def attention_bias(self) -> bool:
+        return self.config.flag("attention_bias", False)
 
     def window(self) -> int:
         return 0
@@ -37,3 +44,14 @@ class Mistral(Llama):
         if "sliding_window" in self.config.values and self.config.get("sliding_window") is None:
             return 0
         return self.config.integer("sliding_window", 4096)
+
+
+class Aquila(Llama):
+    model_type = "aquila"
+    aliases = ("aquila2",)
+    architectures = ("AquilaModel", "AquilaForCausalLM")
+
+
+class Xverse(Llama):
+    model_type = "xverse"
+    architectures = ("XverseForCausalLM",)

@@ -12,10 +12,9 @@ class Qwen2(Family):
 
     def layer(self, b: Builder, x: View, i: int) -> View:
         module = f"model.layers.{i}"
-        h = b.rms_norm(x, f"{module}.input_layernorm", self.eps)
+        h = b.norm(x, f"{module}.input_layernorm", self.norm)
         q, k, v = b.qkv(h, f"{module}.self_attn", self.heads, bias=True)
-        b.rope([q, k], self.rope, self.heads.head_dim)
-        h = b.attention(q, k, v, self.heads, window=self.sliding_window(i))
+        h = self.attend(b, q, k, v, window=self.sliding_window(i))
         x = b.add(x, b.linear(h, f"{module}.self_attn.o_proj", width=self.hidden))
-        h = b.rms_norm(x, f"{module}.post_attention_layernorm", self.eps)
+        h = b.norm(x, f"{module}.post_attention_layernorm", self.norm)
         return b.add(x, b.gated_mlp(h, f"{module}.mlp", self.activation, width=self.intermediate))

@@ -1,7 +1,7 @@
 """Rotary position embeddings: the frequencies of every scaling method, from config.json's keys.
 
 Plain and linear: https://arxiv.org/abs/2104.09864 and kaiokendev's note; dynamic NTK: r/LocalLLaMA; YaRN:
-https://arxiv.org/abs/2309.00071; llama3: the Llama 3.1 release.
+https://arxiv.org/abs/2309.00071; llama3: the Llama 3.1 release; longrope: https://arxiv.org/abs/2402.13753.
 """
 
 import logging
@@ -27,6 +27,7 @@ _KNOWN_KEYS = {
         "factor", "original_max_position_embeddings", "beta_fast", "beta_slow",
         "truncate", "attention_factor", "mscale", "mscale_all_dim",
     },
+    "longrope": {"short_factor", "long_factor", "factor", "original_max_position_embeddings", "attention_factor"},
     "divisors": {"divisors"},
 }  # fmt: skip
 _SHARED_KEYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "max_position_embeddings"}
@@ -43,6 +44,7 @@ class Rope:
     dynamic_factor: float
     max_positions: int
     extended_positions: int
+    interleaved: bool = False
 
 
 def read_rope(config: ModelConfig, head_dim: int, *, theta: float = 10000.0) -> Rope:
@@ -62,6 +64,8 @@ def read_rope(config: ModelConfig, head_dim: int, *, theta: float = 10000.0) -> 
         )
     positions = config.integer("max_position_embeddings", 2048)
     kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind == "su" or (kind == "yarn" and "short_factor" in scaling):
+        kind = "longrope"  # its names in the first Phi-3 models
     if not isinstance(kind, str) or kind not in _KNOWN_KEYS:
         valid = ", ".join(name for name in _KNOWN_KEYS if name != "divisors")
         raise ValueError(f"{config.path}: rope type {kind!r} is not supported (supported: {valid})")
@@ -72,10 +76,14 @@ def read_rope(config: ModelConfig, head_dim: int, *, theta: float = 10000.0) -> 
     frequencies = base ** -(np.arange(0, rotary_dim, 2) / rotary_dim)
     multiplier, dynamic_factor, extended = 1.0, 0.0, positions
     if kind == "divisors":
-        divisors = scaling.get("divisors")
-        if not isinstance(divisors, list) or len(divisors) != frequencies.size:
-            raise config.error("rope_scaling.divisors", divisors, f"a list of {frequencies.size} numbers")
-        frequencies = frequencies / [positive_number(config, "rope_scaling.divisors", divisor) for divisor in divisors]
+        frequencies = frequencies / _divisors(config, scaling, "divisors", frequencies.size)
+    elif kind == "longrope":
+        frequencies = frequencies / _divisors(config, scaling, "short_factor", frequencies.size)
+        original = _original_positions(config, scaling)
+        multiplier = _longrope_multiplier(config, scaling, positions / original, original)
+        extended = min(positions, int(original))
+        if extended < positions:  # where a sequence would change to long_factor, and with it the rotation of its earlier keys
+            log.warning("%s: longrope's long factors are not supported: the context ends at %d", config.path, extended)
     elif kind != "default":
         factor = _factor(config, scaling, positions)
         if kind == "linear":
@@ -128,6 +136,19 @@ def _original_positions(config: ModelConfig, scaling: dict[str, Any]) -> float:
 def _setting(config: ModelConfig, scaling: dict[str, Any], key: str, default: float) -> float:
     value = scaling.get(key)
     return default if value is None else positive_number(config, f"rope_scaling.{key}", value)
+
+
+def _divisors(config: ModelConfig, scaling: dict[str, Any], key: str, count: int) -> list[float]:
+    divisors = scaling.get(key)
+    if not isinstance(divisors, list) or len(divisors) != count:
+        raise config.error(f"rope_scaling.{key}", divisors, f"a list of {count} numbers")
+    return [positive_number(config, f"rope_scaling.{key}", divisor) for divisor in divisors]
+
+
+def _longrope_multiplier(config: ModelConfig, scaling: dict[str, Any], ratio: float, original: float) -> float:
+    factor = _setting(config, scaling, "factor", ratio)
+    default = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
+    return _setting(config, scaling, "attention_factor", default)
 
 
 def _llama3(config: ModelConfig, scaling: dict[str, Any], frequencies: Frequencies, factor: float) -> Frequencies:

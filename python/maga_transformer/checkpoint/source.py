@@ -1,0 +1,55 @@
+"""What a weight is made of: rows of stored tensors. A program (cpp/program/program.h) keeps sources as text."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+
+from maga_transformer.checkpoint.interface import Checkpoint
+
+_TEXT = re.compile(r"(.*?)(?:\[(\d+):(\d+)/(\d+)\])?(\[unit\])?(?:\[\*([-+.\de]+)\])?")
+
+
+@dataclass(frozen=True)
+class Source:
+    """All rows of a tensor, or those whose index modulo `period` is in [begin, end): of a tensor that holds the rows of q, k and v
+    head by head, the rows of k; with `period` the number of rows, one range of them. As text: name, name[begin:end/period]."""
+
+    tensor: str
+    begin: int = 0
+    end: int = 0
+    period: int = 0  # 0: all rows
+    unit: bool = False  # each row is divided by its Euclidean norm; as text: name[unit]
+    factor: float = 1.0  # all values are multiplied by it; as text: name[*factor]
+
+    @staticmethod
+    def parse(text: str) -> Source:
+        match = _TEXT.fullmatch(text)
+        assert match is not None  # the expression takes any text
+        begin, end, period = (int(match[group] or 0) for group in (2, 3, 4))
+        return Source(match[1], begin, end, period, match[5] is not None, float(match[6] or 1))
+
+    def __str__(self) -> str:
+        rows = f"[{self.begin}:{self.end}/{self.period}]" if self.period else ""
+        return self.tensor + rows + ("[unit]" if self.unit else "") + (f"[*{self.factor!r}]" if self.factor != 1 else "")
+
+    def rows_of(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The rows of a tensor in any row-separable form; a single range stays a view of the mapped file."""
+        if not self.period:
+            return values
+        if values.shape[0] % self.period:
+            raise ValueError(f"tensor {self.tensor} has {values.shape[0]} rows, not a multiple of {self.period}")
+        rest = values.shape[1:]
+        blocks = values.reshape(-1, self.period, *rest)[:, self.begin : self.end]
+        return blocks.reshape(-1, *rest)
+
+    def nbytes(self, checkpoint: Checkpoint) -> int:
+        whole = checkpoint.nbytes(self.tensor)
+        return whole * (self.end - self.begin) // self.period if self.period else whole
+
+
+def stored_bytes(checkpoint: Checkpoint, sources: list[str]) -> int:
+    return sum(Source.parse(source).nbytes(checkpoint) for source in sources)

@@ -1,0 +1,42 @@
+"""Qwen, the first generation (https://arxiv.org/abs/2309.16609). Its dynamic NTK and log-n attention begin beyond seq_length, which
+is where the context ends here."""
+
+import logging
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import ClassVar
+
+from maga_transformer._core import View
+from maga_transformer.models.builder import Builder
+from maga_transformer.models.family import Family
+
+log = logging.getLogger(__name__)
+
+
+class Qwen(Family):
+    model_type = "qwen"
+    aliases = ("qwen_7b", "qwen_13b", "qwen_1b8")
+    architectures = ("QWenLMHeadModel",)
+    spellings: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"head_dim": "kv_channels", "rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
+    )
+    norm_eps = ("layer_norm_epsilon", 1e-6)
+    embedding = "transformer.wte.weight"
+    final_norm = "transformer.ln_f"
+
+    def layer(self, b: Builder, x: View, i: int) -> View:
+        module = f"transformer.h.{i}"
+        self.config.require("no_bias", True)
+        h = b.norm(x, f"{module}.ln_1", self.norm)
+        q, k, v = b.split_linear(h, f"{module}.attn.c_attn", self.heads.widths(), bias=True)
+        x = b.add(x, b.linear(self.attend(b, q, k, v), f"{module}.attn.c_proj", width=self.hidden))
+        h = b.norm(x, f"{module}.ln_2", self.norm)
+        mlp, width = f"{module}.mlp", self.config.integer("intermediate_size", least=2) // 2  # the key counts both matrices
+        gate, up = b.linears(h, [f"{mlp}.w2", f"{mlp}.w1"], widths=[width, width])
+        return b.add(x, b.linear(b.activate(gate, up, self.activation), f"{mlp}.c_proj", width=self.hidden))
+
+    def positions(self) -> int:
+        length = self.config.integer("seq_length", 8192)
+        if self.config.flag("use_dynamic_ntk", False) or self.config.flag("use_logn_attn", False):
+            log.warning("%s: dynamic NTK and log-n attention are not supported: the context ends at %d", self.config.path, length)
+        return length

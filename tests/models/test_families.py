@@ -1,0 +1,156 @@
+"""Families beside Llama, Mistral and Qwen2/3 give the logits of transformers, or of its models re-laid (tiny_families.py), and
+name what they cannot run."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from folders import edit_config, tiny_model
+from maga_transformer import _core
+from maga_transformer.checkpoint import open_checkpoint
+from maga_transformer.models import build_program
+from runner import Part, Runner
+from safetensors.torch import load_file, save_file
+from tiny_families import IDS, LENGTH, LONGROPE, NATIVE, RELAID, baichuan2, chatglm, internlm, native, qwen
+
+CHATGLM_RATIOS = {
+    "chatglm2": {"rope_type": "linear", "factor": 2.0},
+    "chatglm3": {"rope_theta": 2e4},
+}
+
+
+@pytest.mark.parametrize("model_type", CHATGLM_RATIOS)
+def test_chatglm_rope_ratio(model_type: str, tmp_path: Path) -> None:
+    expected = chatglm(tmp_path, rope=CHATGLM_RATIOS[model_type], rope_ratio=2)
+    with pytest.raises(ValueError, match=r"rope_ratio is 2\.0, .*set MODEL_TYPE to chatglm2 or chatglm3"):
+        build_program(open_checkpoint(str(tmp_path)))
+    check(expected, tmp_path, _core.reference_backend(), model_type)
+
+
+def test_second_baichuan_by_name(tmp_path: Path) -> None:
+    expected = baichuan2(tmp_path)
+    edit_config(tmp_path, z_loss_weight=None)
+    check(expected, tmp_path, _core.reference_backend(), "baichuan2")
+    tiny_model("llama", tmp_path / "llama")
+    with pytest.raises(ValueError, match=r"'baichuan2' does not fit .*type 'llama'"):
+        build_program(open_checkpoint(str(tmp_path / "llama")), "baichuan2")
+
+
+def test_first_chatglm_is_refused(tmp_path: Path) -> None:
+    chatglm(tmp_path, position_encoding_2d=True)
+    with pytest.raises(ValueError, match=r"ChatGLM-6B .the first. is not supported"):
+        build_program(open_checkpoint(str(tmp_path)))
+
+
+def check(expected: np.ndarray, folder: Path, backend: _core.Backend, model_type: str | None = None) -> None:
+    assert np.abs(expected).max() > 0.5  # random weights of visible size: equality means something
+    runner = Runner(backend, open_checkpoint(str(folder)), length=LENGTH, tokens=LENGTH, sequences=2, model_type=model_type)
+    whole = runner.logits(IDS)
+    np.testing.assert_allclose(whole, expected, rtol=0, atol=1e-4)
+    for chunks in ([13, 1, 30, 16], [20, *[1] * 40]):  # chunked prefill; prefill, then decode
+        np.testing.assert_allclose(runner.logits(IDS, chunks), whole, rtol=0, atol=1e-5)
+    for cuts in (((0, 20), (0, 7)), ((20, 21), (7, 40)), ((21, 22), (40, 41))):  # two sequences in a step, of their own lengths
+        parts = [Part(i, IDS[begin:end], begin, LENGTH, range(end - begin)) for i, (begin, end) in enumerate(cuts)]
+        rows = np.concatenate([whole[begin:end] for begin, end in cuts])
+        np.testing.assert_allclose(runner.step(parts), rows, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", [*NATIVE, *RELAID])
+def test_logits(case: str, tmp_path: Path) -> None:
+    expected = native(case, tmp_path) if case in NATIVE else RELAID[case](tmp_path)
+    for backend in (_core.reference_backend(), _core.cpu_backend(threads=1, quantize_activations=False)):
+        check(expected, tmp_path, backend)
+
+
+UNSUPPORTED = {
+    "mpt": [
+        ({"attn_config": {"clip_qkv": 8.0}}, "config key clip_qkv is 8.0, which is not supported"),
+        ({"attn_config": {"alibi": False}}, "config key alibi is False"),
+        ({"attn_config": {"attn_type": "grouped_query"}}, "config key attn_type is 'grouped_query'"),
+        ({"attn_config": 7}, "config key attn_config is 7, expected an object"),
+        ({"logit_scale": "large"}, "config key logit_scale is 'large', expected a finite number above 0"),
+        ({"no_bias": False}, "config key no_bias is False"),
+        ({"n_layers": 0}, "config key n_layers is 0, expected an integer from 1"),
+    ],
+    "stablelm": [({"qk_layernorm": True}, "config key qk_layernorm is True, which is not supported")],
+    "cohere": [({"use_qk_norm": True}, "config key use_qk_norm is True, which is not supported")],
+    "falcon": [({"new_decoder_architecture": True, "parallel_attn": False}, "config key parallel_attn is False")],
+    "gemma": [({"use_bidirectional_attention": True}, "config key use_bidirectional_attention is True")],
+    "phi3": [({"rope_parameters": {"rope_type": "spiral"}}, "rope type 'spiral' is not supported")],
+}
+
+
+@pytest.mark.parametrize("kind", UNSUPPORTED)
+def test_unsupported_values_are_named(kind: str, tmp_path: Path) -> None:
+    tiny_model(kind, tmp_path, hidden_size=64, **({"pad_token_id": 0} if kind == "phi3" else {}))
+    original = (tmp_path / "config.json").read_text()
+    for changes, message in UNSUPPORTED[kind]:
+        (tmp_path / "config.json").write_text(original)
+        edit_config(tmp_path, **changes)
+        with pytest.raises(ValueError, match=message) as error:
+            build_program(open_checkpoint(str(tmp_path)))
+        assert str(tmp_path) in str(error.value)
+
+
+def test_internlm_with_a_rotary_key(tmp_path: Path) -> None:
+    internlm(tmp_path)
+    edit_config(tmp_path, rotary={"base": 10000, "type": "dynamic"})
+    with pytest.raises(ValueError, match=r"config key rotary is .*'dynamic'"):
+        build_program(open_checkpoint(str(tmp_path)))
+
+
+def test_qwens_context_ends_where_its_scaling_would_begin(tmp_path: Path) -> None:
+    qwen(tmp_path)
+    program, family = build_program(open_checkpoint(str(tmp_path)))
+    assert (family.model_type, program.max_positions) == ("qwen", 64)
+
+
+@pytest.mark.parametrize("kind", ["longrope", "su", "yarn"])
+def test_longrope_ends_where_the_long_factors_would_begin(kind: str, tmp_path: Path) -> None:
+    native("phi3-longrope", tmp_path)
+    edit_config(tmp_path, rope_parameters=None, rope_scaling={**LONGROPE, "rope_type": None, "type": kind})
+    program, _ = build_program(open_checkpoint(str(tmp_path)))
+    assert program.max_positions == 64
+    edit_config(tmp_path, rope_scaling={**LONGROPE, "short_factor": [1.0, 2.0]})
+    with pytest.raises(ValueError, match=r"rope_scaling\.short_factor is \[1\.0, 2\.0\], expected a list of 6 numbers"):
+        build_program(open_checkpoint(str(tmp_path)))
+
+
+@pytest.mark.parametrize("case", NATIVE)
+def test_dummy_weights(case: str, tmp_path: Path) -> None:
+    """config.json alone makes the program that the checkpoint makes."""
+    native(case, tmp_path)
+    program, _ = build_program(open_checkpoint(str(tmp_path)))
+    dummy, _ = build_program(open_checkpoint(str(tmp_path), "dummy"))
+    assert dummy.ops == program.ops
+    assert [shape for _, _, shape in dummy.weights] == [shape for _, _, shape in program.weights]
+
+
+def test_buffers_beside_the_weights_are_ignored(tmp_path: Path) -> None:
+    native("gpt-neox", tmp_path)
+    file = tmp_path / "model.safetensors"
+    attention = "gpt_neox.layers.1.attention"
+    buffers = {f"{attention}.{name}": torch.zeros(1) for name in ("bias", "masked_bias", "rotary_emb.inv_freq")}
+    save_file({**load_file(file), **buffers}, file)
+    build_program(open_checkpoint(str(tmp_path)))
+    save_file({**load_file(file), f"{attention}.more": torch.zeros(1)}, file)
+    with pytest.raises(ValueError, match=r"no place for these tensors: gpt_neox\.layers\.1\.attention\.more"):
+        build_program(open_checkpoint(str(tmp_path)))
+
+
+ODD_VALUES = (None, -1, 0, 3, True, "x", 1e300, float("nan"), [], [1], {}, {"rope_type": 3}, 2**39)
+
+
+@pytest.mark.parametrize("case", [*{kind: case for case, (kind, _) in NATIVE.items()}.values(), "qwen", "chatglm", "internlm2"])
+def test_odd_configs_build_or_are_refused(case: str, tmp_path: Path) -> None:
+    native(case, tmp_path) if case in NATIVE else RELAID[case](tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for key in config:
+        for value in ODD_VALUES:
+            (tmp_path / "config.json").write_text(json.dumps({**config, key: value}))
+            try:
+                build_program(open_checkpoint(str(tmp_path)))
+            except ValueError as error:
+                assert str(tmp_path) in str(error), (key, value)

@@ -1,0 +1,326 @@
+"""Tiny random models of the families beside Llama, Mistral and Qwen2/3, and the logits that they must give: transformers' own; for
+those that it does not have, a model of the same arithmetic under other names, or a definition written here."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from folders import TINY, edit_config, tiny_model
+from safetensors.torch import load_file, save_file
+
+LENGTH = 60
+IDS = np.random.default_rng(1).integers(0, 96, LENGTH).tolist()
+
+Tensors = dict[str, torch.Tensor]
+
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0, 1.1, 1.2, 1.5, 2.0, 2.5],
+    "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+}
+GEMMA3_ROPE = {
+    "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e5},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 5e3},
+}
+NATIVE = {
+    "phi3": ("phi3", {"pad_token_id": 0}),
+    "phi3-window": ("phi3", {"pad_token_id": 0, "sliding_window": 9, "num_key_value_heads": 4}),
+    "phi3-partial": ("phi3", {"pad_token_id": 0, "head_dim": 16, "partial_rotary_factor": 0.5, "tie_word_embeddings": True}),
+    "phi3-longrope": ("phi3", {"pad_token_id": 0, "original_max_position_embeddings": 64, "rope_parameters": LONGROPE}),
+    "gemma": ("gemma", {"head_dim": 20}),
+    "gemma-legacy-gelu": ("gemma", {"head_dim": 16, "hidden_act": "gelu", "num_key_value_heads": 1}),
+    "glm": ("glm", {"head_dim": 16, "pad_token_id": 0}),
+    "glm4": ("glm4", {"head_dim": 16, "pad_token_id": 0}),
+    "glm-no-bias": ("glm", {"head_dim": 24, "pad_token_id": 0, "attention_bias": False, "partial_rotary_factor": 0.25}),
+    "gemma3": ("gemma3", {"head_dim": 16, "sliding_window": 8, "sliding_window_pattern": 2, "rope_parameters": GEMMA3_ROPE}),
+    "gemma3-scalar": ("gemma3", {"head_dim": 20, "query_pre_attn_scalar": 31, "attention_bias": True}),
+    "cohere": ("cohere", {"logit_scale": 0.8333}),
+    "cohere-untied": ("cohere", {"attention_bias": True, "tie_word_embeddings": False, "logit_scale": 1.0}),
+    "cohere2": ("cohere2", {"head_dim": 12, "sliding_window": 8, "sliding_window_pattern": 2, "logit_scale": 2.0}),
+    "gpt-neox": ("gpt_neox", {"hidden_size": 64, "rotary_pct": 0.25}),
+    "gpt-neox-sequential": ("gpt_neox", {"rotary_pct": 0.5, "use_parallel_residual": False, "attention_bias": False}),
+    "phi": ("phi", {"partial_rotary_factor": 0.5}),
+    "phi-qk-norm": ("phi", {"hidden_size": 80, "partial_rotary_factor": 0.4, "qk_layernorm": True, "num_key_value_heads": 4}),
+    "stablelm": ("stablelm", {"hidden_size": 64}),
+    "stablelm-parallel": ("stablelm", {"use_qkv_bias": True, "use_parallel_residual": True, "partial_rotary_factor": 0.5}),
+    "starcoder2": ("starcoder2", {}),
+    "starcoder2-window": ("starcoder2", {"use_bias": False, "sliding_window": 8, "tie_word_embeddings": False}),
+    "olmo2": ("olmo2", {}),
+    "olmo2-bias": ("olmo2", {"attention_bias": True, "num_key_value_heads": 4}),
+    "falcon-7b": ("falcon", {}),
+    "falcon-40b": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
+    "falcon-11b": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1}),
+    "falcon-rw": ("falcon", {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True, "ffn_hidden_size": 96}),
+    "bloom": ("bloom", {}),
+    "bloom-normed-residual": ("bloom", {"num_attention_heads": 6, "apply_residual_connection_post_layernorm": True}),
+    "mpt": ("mpt", {}),
+    "mpt-odd-heads": ("mpt", {"num_attention_heads": 6, "attn_config": {"softmax_scale": 0.2}}),
+}
+
+
+def logits_of(model: torch.nn.Module) -> np.ndarray:
+    with torch.no_grad():
+        return model(torch.tensor([IDS])).logits[0].float().numpy()
+
+
+def relay(folder: Path, change: Callable[[Tensors], Tensors], **config: object) -> None:
+    """Rewrites a saved model under another family's names."""
+    file = folder / "model.safetensors"
+    save_file({name: tensor.contiguous() for name, tensor in change(load_file(file)).items()}, file)
+    edit_config(folder, **config)
+
+
+def renamed(tensors: Tensors, names: dict[str, str]) -> Tensors:
+    def name_of(name: str) -> str:
+        for old, new in names.items():
+            name = name.replace(old, new)
+        return name
+
+    return {name_of(name): tensor for name, tensor in tensors.items()}
+
+
+def yi(folder: Path) -> np.ndarray:
+    model = tiny_model("llama", folder)
+    names = {"input_layernorm": "ln1", "post_attention_layernorm": "ln2"}
+    relay(folder, lambda tensors: renamed(tensors, names), architectures=["YiForCausalLM"], model_type="Yi")
+    return logits_of(model)
+
+
+def aquila(folder: Path) -> np.ndarray:
+    model = tiny_model("llama", folder, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4})
+    edit_config(folder, architectures=["AquilaForCausalLM"], model_type="aquila")
+    return logits_of(model)
+
+
+def xverse(folder: Path) -> np.ndarray:
+    model = tiny_model("llama", folder, num_key_value_heads=4)
+    edit_config(folder, architectures=["XverseForCausalLM"], model_type="xverse", num_key_value_heads=None)
+    return logits_of(model)
+
+
+def internlm(folder: Path) -> np.ndarray:
+    model = tiny_model("llama", folder, num_key_value_heads=4, attention_bias=True)
+    edit_config(folder, architectures=["InternLMForCausalLM"], model_type="internlm", attention_bias=None, bias=True)
+    return logits_of(model)
+
+
+INTERNLM2_NAMES = {
+    "embed_tokens": "tok_embeddings",
+    "lm_head": "output",
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.o_proj": "attention.wo",
+    "self_attn": "attention",
+    "mlp.gate_proj": "feed_forward.w1",
+    "mlp.down_proj": "feed_forward.w2",
+    "mlp.up_proj": "feed_forward.w3",
+}
+
+
+def internlm2(folder: Path, bias: bool = False) -> np.ndarray:
+    model = tiny_model("llama", folder, attention_bias=bias)
+
+    def change(tensors: Tensors) -> Tensors:
+        for i in range(3):
+            for kind in ("weight", "bias") if bias else ("weight",):
+                q, k, v = (tensors.pop(f"model.layers.{i}.self_attn.{name}_proj.{kind}") for name in "qkv")
+                groups = [part.reshape(2, -1, *part.shape[1:]) for part in (q, k, v)]  # 2 KV heads
+                tensors[f"model.layers.{i}.self_attn.wqkv.{kind}"] = torch.cat(groups, 1).flatten(0, 1)
+        return renamed(tensors, INTERNLM2_NAMES)
+
+    relay(folder, change, architectures=["InternLM2ForCausalLM"], model_type="internlm2", attention_bias=None, bias=bias)
+    return logits_of(model)
+
+
+def packed(tensors: Tensors) -> Tensors:
+    for i in range(3):
+        parts = [tensors.pop(f"model.layers.{i}.self_attn.{name}_proj.weight") for name in "qkv"]
+        tensors[f"model.layers.{i}.self_attn.W_pack.weight"] = torch.cat(parts)
+    return tensors
+
+
+def baichuan(folder: Path) -> np.ndarray:
+    model = tiny_model("llama", folder, num_key_value_heads=4)
+    relay(folder, packed, architectures=["BaiChuanForCausalLM"], model_type="baichuan", num_key_value_heads=None)
+    return logits_of(model)
+
+
+def baichuan2(folder: Path) -> np.ndarray:
+    model = tiny_model("llama", folder, num_key_value_heads=4)
+    config = {"architectures": ["BaichuanForCausalLM"], "model_type": "baichuan", "num_key_value_heads": None}
+    relay(folder, packed, **config, z_loss_weight=0)
+    with torch.no_grad():
+        model.lm_head.weight.copy_(torch.nn.functional.normalize(model.lm_head.weight))
+    return logits_of(model)
+
+
+def qwen(folder: Path) -> np.ndarray:
+    model = tiny_model("qwen2", folder, num_key_value_heads=4)
+    names = {
+        "model.layers": "transformer.h",
+        "model.embed_tokens": "transformer.wte",
+        "model.norm": "transformer.ln_f",
+        "input_layernorm": "ln_1",
+        "post_attention_layernorm": "ln_2",
+        "self_attn.o_proj": "attn.c_proj",
+        "mlp.gate_proj": "mlp.w2",
+        "mlp.up_proj": "mlp.w1",
+        "mlp.down_proj": "mlp.c_proj",
+    }
+
+    def change(tensors: Tensors) -> Tensors:
+        for i in range(3):
+            for kind in ("weight", "bias"):
+                parts = [tensors.pop(f"model.layers.{i}.self_attn.{name}_proj.{kind}") for name in "qkv"]
+                tensors[f"model.layers.{i}.attn.c_attn.{kind}"] = torch.cat(parts)
+        return renamed(tensors, names)
+
+    theta = {"rope_parameters": None, "rotary_emb_base": model.config.rope_parameters["rope_theta"], "rotary_pct": 1.0}
+    sizes = {"intermediate_size": 2 * TINY["intermediate_size"], "kv_channels": 12, "seq_length": 64, "num_key_value_heads": None}
+    eps = {"rms_norm_eps": None, "layer_norm_epsilon": TINY["rms_norm_eps"]}
+    flags = {"no_bias": True, "use_dynamic_ntk": True, "use_logn_attn": True}
+    relay(folder, change, architectures=["QWenLMHeadModel"], model_type="qwen", **theta, **sizes, **eps, **flags)
+    return logits_of(model)
+
+
+CHATGLM_NAMES = {
+    "lm_head": "transformer.output_layer",
+    "model.embed_tokens": "transformer.embedding.word_embeddings",
+    "model.norm": "transformer.encoder.final_layernorm",
+    "model.layers": "transformer.encoder.layers",
+    "self_attn.o_proj": "self_attention.dense",
+    "self_attn": "self_attention",
+    "mlp.gate_up_proj": "mlp.dense_h_to_4h",
+    "mlp.down_proj": "mlp.dense_4h_to_h",
+}
+CHATGLM = {
+    "num_layers": TINY["num_hidden_layers"],
+    "num_hidden_layers": None,
+    "padded_vocab_size": TINY["vocab_size"],
+    "vocab_size": None,
+    "ffn_hidden_size": TINY["intermediate_size"],
+    "intermediate_size": None,
+    "kv_channels": 16,
+    "head_dim": None,
+    "num_key_value_heads": None,
+    "seq_length": 256,
+    "max_position_embeddings": None,
+    "layernorm_epsilon": TINY["rms_norm_eps"],
+    "rms_norm_eps": None,
+    "rope_parameters": None,
+    "partial_rotary_factor": None,
+    "attention_bias": None,
+    "add_qkv_bias": True,
+    "add_bias_linear": False,
+    "rmsnorm": True,
+    "post_layer_norm": True,
+}
+
+
+def chatglm(folder: Path, *, kv_heads: int = 2, rope: dict[str, object] | None = None, **config: object) -> np.ndarray:
+    """`rope`: the rope_parameters of transformers that are to give the same."""
+    settings = {"rope_parameters": {"partial_rotary_factor": 0.5, "rope_type": "default", "rope_theta": 1e4, **(rope or {})}}
+    model = tiny_model("glm", folder, head_dim=16, num_key_value_heads=kv_heads, pad_token_id=0, **settings)
+
+    def change(tensors: Tensors) -> Tensors:
+        for i in range(3):
+            for kind in ("weight", "bias"):
+                parts = [tensors.pop(f"model.layers.{i}.self_attn.{name}_proj.{kind}") for name in "qkv"]
+                if kv_heads == 4:  # as many as heads: stored head by head
+                    parts = [torch.cat([part.reshape(4, 16, *part.shape[1:]) for part in parts], 1).flatten(0, 1)]
+                tensors[f"model.layers.{i}.self_attn.query_key_value.{kind}"] = torch.cat(parts)
+        return renamed(tensors, CHATGLM_NAMES)
+
+    groups = {"multi_query_attention": True, "multi_query_group_num": kv_heads} if kv_heads < 4 else {}
+    relay(folder, change, architectures=["ChatGLMModel"], model_type="chatglm", **{**CHATGLM, **groups, **config})
+    return logits_of(model)
+
+
+def gemma3_flat(folder: Path) -> np.ndarray:
+    """With the config keys of the published files."""
+    expected = native("gemma3", folder)
+    flat = {"rope_theta": 1e5, "rope_local_base_freq": 5e3, "rope_scaling": {"rope_type": "linear", "factor": 4.0}}
+    edit_config(folder, rope_parameters=None, layer_types=None, sliding_window_pattern=2, **flat)
+    return expected
+
+
+def refined_web(folder: Path) -> np.ndarray:
+    """Falcon 40B with the config keys of its first release."""
+    expected = native("falcon-40b", folder)
+    old = {"n_layer": TINY["num_hidden_layers"], "n_head": TINY["num_attention_heads"], "n_head_kv": 2}
+    new = dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_kv_heads", "new_decoder_architecture"))
+    edit_config(folder, architectures=["RWForCausalLM"], model_type="RefinedWeb", **old, **new)
+    return expected
+
+
+def mpt_scaled(folder: Path, logit_scale: object, factor: float) -> np.ndarray:
+    """With a key that transformers' class does not read."""
+    expected = native("mpt", folder)
+    edit_config(folder, logit_scale=logit_scale)
+    return expected * factor
+
+
+def bloom_bare(folder: Path) -> np.ndarray:
+    """As the published files are: without the prefix."""
+    model = tiny_model("bloom", folder)
+    relay(folder, lambda tensors: renamed(tensors, {"transformer.": ""}))
+    return logits_of(model)
+
+
+class Baichuan13B(torch.nn.Module):
+    """Written from the published facts: Llama's block, no rotation, slope * position of the key added to the scaled scores."""
+
+    def __init__(self, llama: torch.nn.Module, slopes: list[float]) -> None:
+        super().__init__()
+        self.llama, self.slopes = llama, torch.tensor(slopes)
+
+    def forward(self, ids: torch.Tensor) -> SimpleNamespace:
+        model = self.llama.model
+        x = model.embed_tokens(ids[0])
+        length, heads = len(x), len(self.slopes)
+        later = torch.full((length, length), -torch.inf).triu(1)
+        bias = self.slopes[:, None, None] * torch.arange(length) + later
+        for layer in model.layers:
+            h, attention = layer.input_layernorm(x), layer.self_attn
+            projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+            q, k, v = (projection(h).view(length, heads, -1).transpose(0, 1) for projection in projections)
+            scores = q @ k.transpose(1, 2) / q.shape[-1] ** 0.5 + bias
+            x = x + attention.o_proj((scores.softmax(-1) @ v).transpose(0, 1).reshape(length, -1))
+            x = x + layer.mlp(layer.post_attention_layernorm(x))
+        return SimpleNamespace(logits=self.llama.lm_head(model.norm(x))[None])
+
+
+def baichuan_13b(folder: Path) -> np.ndarray:
+    model = tiny_model("llama", folder, num_key_value_heads=6, num_attention_heads=6)
+    config = {"architectures": ["BaichuanForCausalLM"], "model_type": "baichuan", "num_key_value_heads": None}
+    relay(folder, packed, **config, rope_parameters=None, max_position_embeddings=None, model_max_length=128)
+    return logits_of(Baichuan13B(model, [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]))
+
+
+RELAID = {
+    "falcon-40b-old-keys": refined_web,
+    "mpt-logit-scale": lambda folder: mpt_scaled(folder, 0.75, 0.75),
+    "mpt-inverse-root": lambda folder: mpt_scaled(folder, "inv_sqrt_d_model", 48**-0.5),
+    "gemma3-flat": gemma3_flat,
+    "chatglm": chatglm,
+    "chatglm-no-groups": lambda folder: chatglm(folder, kv_heads=4),
+    "baichuan-13b": baichuan_13b,
+    "qwen": qwen,
+    "bloom-bare": bloom_bare,
+    "yi": yi,
+    "aquila": aquila,
+    "xverse": xverse,
+    "internlm": internlm,
+    "internlm2": internlm2,
+    "internlm2-bias": lambda folder: internlm2(folder, bias=True),
+    "baichuan-7b": baichuan,
+    "baichuan2-7b": baichuan2,
+}
+
+
+def native(case: str, folder: Path) -> np.ndarray:
+    kind, settings = NATIVE[case]
+    return logits_of(tiny_model(kind, folder, **settings))
