@@ -129,7 +129,9 @@ def test_a_failed_step_fails_its_request_only(tmp_path, fault):
 
 
 def test_a_concurrency_limit(tmp_path):
-    with LLM(write_chain(tmp_path / "model", ("Q", "a")), max_seq_len=64, kv_cache_mem_mb=16, concurrency_limit=1) as model:
+    chain = write_chain(tmp_path / "model", ("Q", "a"))
+    # Slow steps: the first job must still run when the second one comes.
+    with LLM(chain, max_seq_len=64, kv_cache_mem_mb=16, concurrency_limit=1, fault="slow:forward:1000") as model:
         first = model.stream("Q", max_new_tokens=60, ignore_eos=True, temperature=0)
         next(first)
         with pytest.raises(RequestError, match="CONCURRENCY_LIMIT"):
