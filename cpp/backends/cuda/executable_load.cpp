@@ -207,7 +207,7 @@ void CudaExecutable::warm_up(int64_t budget) {
 int64_t CudaExecutable::pages_that_fit() const {
   size_t free = 0, total = 0;
   MAGA_CUDA(cudaMemGetInfo(&free, &total));
-  const int64_t used = DeviceMemory::all_bytes() + kReserveBytes;
+  const int64_t used = all_device_bytes() + kReserveBytes;
   const auto share = static_cast<int64_t>(device_->memory_utilization * static_cast<double>(device_->total_bytes));
   const int64_t room = std::min(share - used, static_cast<int64_t>(free) - kReserveBytes);
   const int64_t pages = room / page_bytes_;

@@ -8,13 +8,14 @@ namespace maga::cuda {
 
 namespace {
 
-std::atomic<int64_t> all_device_bytes{0};
+std::atomic<int64_t> device_bytes{0};
 
 }  // namespace
 
 void use_device(int device) { MAGA_CUDA(cudaSetDevice(device)); }
 
-DeviceMemory::DeviceMemory(int64_t bytes, const char* purpose) : bytes_(bytes) {
+template <>
+DeviceMemory::Memory(int64_t bytes, const char* purpose) : bytes_(bytes) {
   if (bytes == 0) return;
   const cudaError_t error = cudaMalloc(reinterpret_cast<void**>(&data_), static_cast<size_t>(bytes));
   if (error == cudaErrorMemoryAllocation) {
@@ -25,18 +26,20 @@ DeviceMemory::DeviceMemory(int64_t bytes, const char* purpose) : bytes_(bytes) {
                                            " of ", total >> 20, " MiB are free"));
   }
   MAGA_CUDA(error);
-  all_device_bytes += bytes;
+  device_bytes += bytes;
 }
 
-DeviceMemory::~DeviceMemory() {
+template <>
+DeviceMemory::~Memory() {
   if (data_ == nullptr) return;
   cudaFree(data_);
-  all_device_bytes -= bytes_;
+  device_bytes -= bytes_;
 }
 
-int64_t DeviceMemory::all_bytes() { return all_device_bytes; }
+int64_t all_device_bytes() { return device_bytes; }
 
-PinnedMemory::PinnedMemory(int64_t bytes, const char* purpose) : bytes_(bytes) {
+template <>
+PinnedMemory::Memory(int64_t bytes, const char* purpose) : bytes_(bytes) {
   if (bytes == 0) return;
   const cudaError_t error = cudaHostAlloc(reinterpret_cast<void**>(&data_), static_cast<size_t>(bytes), cudaHostAllocPortable);
   if (error == cudaErrorMemoryAllocation) {
@@ -46,6 +49,9 @@ PinnedMemory::PinnedMemory(int64_t bytes, const char* purpose) : bytes_(bytes) {
   MAGA_CUDA(error);
 }
 
-PinnedMemory::~PinnedMemory() { cudaFreeHost(data_); }
+template <>
+PinnedMemory::~Memory() {
+  cudaFreeHost(data_);
+}
 
 }  // namespace maga::cuda

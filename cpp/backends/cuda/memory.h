@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
 #include <utility>
 
 namespace maga::cuda {
@@ -11,42 +10,17 @@ namespace maga::cuda {
 // Makes `device` the calling thread's current one. Every door of the backend starts with it, as any thread may come in.
 void use_device(int device);
 
-class DeviceMemory {
+enum class MemoryKind : uint8_t { device, pinned };
+
+template <MemoryKind kKind>
+class Memory {
  public:
-  DeviceMemory() = default;
-  // Throws Error naming `purpose`, the bytes wanted and the bytes free when the card has no room.
-  DeviceMemory(int64_t bytes, const char* purpose);
-  ~DeviceMemory();
-  DeviceMemory(DeviceMemory&& other) noexcept
-      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
-  DeviceMemory& operator=(DeviceMemory&& other) noexcept {
-    std::swap(data_, other.data_);
-    std::swap(bytes_, other.bytes_);
-    return *this;
-  }
-
-  std::byte* data() const { return data_; }
-  template <typename T>
-  T* as() const {
-    return reinterpret_cast<T*>(data_);
-  }
-  int64_t bytes() const { return bytes_; }
-  // Held by all of this process together.
-  static int64_t all_bytes();
-
- private:
-  std::byte* data_ = nullptr;
-  int64_t bytes_ = 0;
-};
-
-class PinnedMemory {
- public:
-  PinnedMemory() = default;
-  PinnedMemory(int64_t bytes, const char* purpose);
-  ~PinnedMemory();
-  PinnedMemory(PinnedMemory&& other) noexcept
-      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
-  PinnedMemory& operator=(PinnedMemory&& other) noexcept {
+  Memory() = default;
+  // Throws Error naming `purpose` and the bytes wanted when there is no room.
+  Memory(int64_t bytes, const char* purpose);
+  ~Memory();
+  Memory(Memory&& other) noexcept : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  Memory& operator=(Memory&& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);
     return *this;
@@ -63,5 +37,20 @@ class PinnedMemory {
   std::byte* data_ = nullptr;
   int64_t bytes_ = 0;
 };
+
+using DeviceMemory = Memory<MemoryKind::device>;
+using PinnedMemory = Memory<MemoryKind::pinned>;
+
+template <>
+DeviceMemory::Memory(int64_t bytes, const char* purpose);
+template <>
+DeviceMemory::~Memory();
+template <>
+PinnedMemory::Memory(int64_t bytes, const char* purpose);
+template <>
+PinnedMemory::~Memory();
+
+// Of the card, held by all of this process together.
+int64_t all_device_bytes();
 
 }  // namespace maga::cuda
