@@ -44,7 +44,7 @@ fi
 say "compiling for arm64"
 pybind11=$(python3 -m pybind11 --cmakedir)
 CMAKE_TOOLCHAIN_FILE=$PWD/tests/arm/toolchain.cmake cmake -S . -B "$build/cmake" -G Ninja \
-  -DMAGA_BENCH=ON -DMAGA_WERROR=ON -Dpybind11_DIR="$pybind11" >/dev/null
+  -DMAGA_CUDA=OFF -DMAGA_BENCH=ON -DMAGA_WERROR=ON -Dpybind11_DIR="$pybind11" >/dev/null
 cmake --build "$build/cmake"
 rm -rf "$build/package"
 mkdir -p "$build/package"
