@@ -128,7 +128,8 @@ Step FakeModel::Queued::step() const {
           .prompt_length = prompt_length,
           .page_start = page_start,
           .pages = pages,
-          .logit_rows = logit_rows};
+          .logit_rows = logit_rows,
+          .tree = {}};
 }
 
 void FakeModel::enqueue(const Step& step, std::span<const Draw> draws) {
