@@ -73,6 +73,8 @@ class MadeStep {
 void fill_random(void* to, DType type, size_t count, uint32_t seed);
 // The entries of the step's keys and values; the rest of the pages stays as it was.
 void fill_pages(const KvLayer& layer, DType type, const DeviceStep& step, uint32_t seed);
+// The entries of the step's own tokens, from the pages to rows of k and v; padding rows stay as they were.
+void copy_own_keys(void* k, void* v, int64_t k_stride, int64_t v_stride, const KvLayer& layer, DType type, const DeviceStep& step);
 // out (tokens, heads * v_dim) in double precision, by definition.
 void attention_reference(double* out, DType type, DType kv_type, const AttentionShape& shape, const DeviceStep& step,
                          const AttentionArgs& args);

@@ -21,6 +21,7 @@ struct Case {
   StepSizes step;
   const char* step_name = "";
   bool captured = false;  // in a graph, made when the step was empty
+  bool own_keys = false;  // the step's own keys and values are given outside the pages too
 };
 
 struct Outcome {
@@ -74,6 +75,12 @@ Outcome run(const Case& c, const Queue& queue, uint32_t seed) {
                      .alibi_slopes = c.features.alibi ? device_slopes.get() : nullptr,
                      .sinks = c.features.sinks ? sinks.get() : nullptr,
                      .layer = layer};
+  const int64_t k_stride = shape.kv_heads * shape.head_dim + 8, v_stride = shape.kv_heads * shape.v_dim + 16;
+  DeviceArray<uint8_t> k(tokens * k_stride * size_of(c.kv_type)), v(tokens * v_stride * size_of(c.kv_type));
+  if (c.own_keys) {
+    copy_own_keys(k.get(), v.get(), k_stride, v_stride, layer, c.kv_type, made.device);
+    args.k = k.get(), args.v = v.get(), args.k_stride = k_stride, args.v_stride = v_stride;
+  }
   DeviceArray<double> want(static_cast<size_t>(tokens) * shape.heads * shape.v_dim);
   attention_reference(want.get(), c.type, c.kv_type, shape, made.device, args);
 
@@ -189,19 +196,20 @@ int check_attention(bool few) {
       c.step = step, c.step_name = name;
       bool decode = true;
       for (const SequenceSize& s : step.sequences) decode &= s.tokens == 1;
-      for (const bool captured : {false, true}) {
-        if (captured && (!decode || f.tree)) continue;
-        c.captured = captured;
+      const bool plain = c.type == c.kv_type && f.window == 0 && !c.shape.special_scores && !f.tree;
+      for (const auto& [captured, own_keys] : {std::pair(false, false), {true, false}, {false, true}}) {
+        if ((captured && (!decode || f.tree)) || (own_keys && (decode || !plain))) continue;
+        c.captured = captured, c.own_keys = own_keys;
         const Outcome o = run(c, queue, 1000 + cases);
         ++cases;
         double& most = worst[c.type == DType::f32 ? 0 : c.type == DType::f16 ? 1 : 2];
         most = std::max(most, o.error);
         if (o.fault.empty()) continue;
         if (++failed <= 40)
-          std::printf("FAILED %s/%s, %d heads over %d, head size %d/%d, %s, %s%s: error %.2e, worst row %.2e, %s\n",
+          std::printf("FAILED %s/%s, %d heads over %d, head size %d/%d, %s, %s%s%s: error %.2e, worst row %.2e, %s\n",
                       std::string(name_of(c.type)).c_str(), std::string(name_of(c.kv_type)).c_str(), c.shape.heads,
-                      c.shape.kv_heads, c.shape.head_dim, c.shape.v_dim, f.name, name, captured ? ", captured" : "", o.error,
-                      o.worst_row, o.fault.c_str());
+                      c.shape.kv_heads, c.shape.head_dim, c.shape.v_dim, f.name, name, captured ? ", captured" : "",
+                      own_keys ? ", own keys" : "", o.error, o.worst_row, o.fault.c_str());
       }
     }
   };

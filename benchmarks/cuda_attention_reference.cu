@@ -97,6 +97,20 @@ __global__ void attention_reference_kernel(double* out, DType type, DType kv_typ
   }
 }
 
+__global__ void copy_own_keys_kernel(void* k, void* v, int64_t k_stride, int64_t v_stride, KvLayer layer, DType type,
+                                     DeviceStep step) {
+  const int token = blockIdx.x;
+  const int64_t slot = step.slots[token];
+  if (slot < 0) return;
+  const int64_t page = slot / layer.page_tokens * layer.page_stride, in_page = slot % layer.page_tokens;
+  const auto copy = [&](void* to, int64_t stride, const void* from, int64_t head_stride, int width) {
+    for (int i = threadIdx.x; i < layer.kv_heads * width; i += blockDim.x)
+      set(to, type, token * stride + i, get(from, type, page + i / width * head_stride + in_page * width + i % width));
+  };
+  copy(k, k_stride, layer.k, layer.k_head_stride, layer.head_dim);
+  copy(v, v_stride, layer.v, layer.v_head_stride, layer.v_dim);
+}
+
 }  // namespace
 
 void fill_random(void* to, DType type, size_t count, uint32_t seed) {
@@ -106,6 +120,11 @@ void fill_random(void* to, DType type, size_t count, uint32_t seed) {
 
 void fill_pages(const KvLayer& layer, DType type, const DeviceStep& step, uint32_t seed) {
   fill_pages_kernel<<<step.sequences, 512>>>(layer, type, step, seed);
+  MAGA_CUDA(cudaGetLastError());
+}
+
+void copy_own_keys(void* k, void* v, int64_t k_stride, int64_t v_stride, const KvLayer& layer, DType type, const DeviceStep& step) {
+  copy_own_keys_kernel<<<step.tokens, 128>>>(k, v, k_stride, v_stride, layer, type, step);
   MAGA_CUDA(cudaGetLastError());
 }
 

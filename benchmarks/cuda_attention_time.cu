@@ -45,7 +45,9 @@ double replay(cudaStream_t stream, int count, const std::function<void(int)>& wo
   return times[times.size() / 2] * 1e3 / count;
 }
 
-Times time_step(const Model& model, const StepSizes& shape, Pool& pool, bool own, bool captured, const Queue& queue) {
+enum class Way { own, fa3, fa3_own_keys };  // own: the kernels of attention_mma
+
+Times time_step(const Model& model, const StepSizes& shape, Pool& pool, Way way, bool captured, const Queue& queue) {
   const int page_tokens = shape.page_tokens;
   const int64_t half = int64_t{model.kv_heads} * page_tokens * model.head_dim, page_stride = 2 * half;
   const int64_t pool_pages = pool.bytes.bytes() / (page_stride * 2);
@@ -74,8 +76,14 @@ Times time_step(const Model& model, const StepSizes& shape, Pool& pool, bool own
                                .kv_heads = model.kv_heads,
                                .head_dim = model.head_dim,
                                .v_dim = model.head_dim}};
-  AttentionPlan plan({model.heads, model.kv_heads, model.head_dim, model.head_dim, 0, own}, DType::bf16, DType::bf16, page_tokens,
-                     made.device.tokens, made.device.sequences, pool_pages);
+  const int64_t kv_width = int64_t{model.kv_heads} * model.head_dim;
+  DeviceArray<uint8_t> k(made.device.tokens * kv_width * 2), v(made.device.tokens * kv_width * 2);
+  if (way == Way::fa3_own_keys) {
+    copy_own_keys(k.get(), v.get(), kv_width, kv_width, args.layer, DType::bf16, made.device);
+    args.k = k.get(), args.v = v.get(), args.k_stride = args.v_stride = kv_width;
+  }
+  AttentionPlan plan({model.heads, model.kv_heads, model.head_dim, model.head_dim, 0, way == Way::own}, DType::bf16, DType::bf16,
+                     page_tokens, made.device.tokens, made.device.sequences, pool_pages);
   std::vector<DeviceStep> steps;
   for (int i = 0; i < sets; ++i) {
     steps.push_back(made.device);
@@ -104,7 +112,7 @@ void time_attention() {
   const auto decode = [&](const Model& model, const char* name, const std::vector<SequenceSize>& sequences) {
     double keys = 0;
     for (const SequenceSize& s : sequences) keys += s.kv_length;
-    const Times t = time_step(model, {.sequences = sequences}, pool, false, true, queue);
+    const Times t = time_step(model, {.sequences = sequences}, pool, Way::fa3, true, queue);
     std::printf("%-14s %-26s %10.1f %10.2f %8.1f\n", model.name, name, t.run,
                 keys * model.kv_heads * model.head_dim * 4 / (t.run * 1e-6) / kBandwidth, t.plan);
   };
@@ -124,14 +132,18 @@ void time_attention() {
   decode({"16/8 x 256", 16, 8, 256}, "batch 32, 2048", std::vector(32, SequenceSize{1, 2048}));
   decode({"32/2 x 80", 32, 2, 80}, "batch 64, 2048", std::vector(64, SequenceSize{1, 2048}));
 
-  std::printf("%-14s %-26s %10s %10s %10s %10s\n", "heads", "prefill", "own us", "TFLOP/s", "fa3 us", "TFLOP/s");
+  std::printf("%-14s %-26s %10s %10s %10s %10s %12s %10s\n", "heads", "prefill", "own us", "TFLOP/s", "fa3 us", "TFLOP/s",
+              "own keys us", "TFLOP/s");
   const auto prefill = [&](const Model& model, const char* name, const std::vector<SequenceSize>& sequences) {
     double pairs = 0;
     for (const SequenceSize& s : sequences) pairs += s.tokens * (s.kv_length - s.tokens + (s.tokens + 1) / 2.0);
     const double flop = 4 * pairs * model.heads * model.head_dim;
-    const double own = time_step(model, {.sequences = sequences}, pool, true, false, queue).run;
-    const double fa3 = time_step(model, {.sequences = sequences}, pool, false, false, queue).run;
-    std::printf("%-14s %-26s %10.1f %10.0f %10.1f %10.0f\n", model.name, name, own, flop / own * 1e-6, fa3, flop / fa3 * 1e-6);
+    std::printf("%-14s %-26s", model.name, name);
+    for (const Way way : {Way::own, Way::fa3, Way::fa3_own_keys}) {
+      const double us = time_step(model, {.sequences = sequences}, pool, way, false, queue).run;
+      std::printf(" %10.1f %10.0f", us, flop / us * 1e-6);
+    }
+    std::printf("\n");
   };
   prefill(llama, "1 x 1024", {{1024, 1024}});
   prefill(llama, "1 x 8192", {{8192, 8192}});

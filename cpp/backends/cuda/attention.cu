@@ -134,6 +134,8 @@ AttentionPlan::~AttentionPlan() { delete state_; }
 
 const AttentionShape& AttentionPlan::shape() const { return state_->shape; }
 
+bool AttentionPlan::wants_own_keys() const { return state_->fa3_run && state_->fa3->has_fresh(); }
+
 void AttentionPlan::plan(const Queue& queue, const DeviceStep& step, const Step* host) {
   State& s = *state_;
   if (s.generic()) return;

@@ -12,10 +12,15 @@ struct Fa3Call {
   void* out = nullptr;
   const void* k = nullptr;
   const void* v = nullptr;
-  int64_t q_stride = 0, out_stride = 0, page_stride = 0, head_stride = 0;
-  int tokens = 0, heads = 0, kv_heads = 0, page_tokens = 0;
+  int64_t q_stride = 0, out_stride = 0;
+  int tokens = 0, heads = 0, kv_heads = 0;
   float scale = 1;
+  // Keys and values in pages.
+  int64_t page_stride = 0, head_stride = 0;
+  int page_tokens = 0;
   const int32_t* pages = nullptr;
+  // Or a row a token of the step.
+  int64_t k_stride = 0, v_stride = 0;
   // Items of work by CTA: work_start (SMs + 1), the others (items).
   const int32_t* work_start = nullptr;
   const int32_t* tile = nullptr;         // of the sequence's tokens
@@ -26,9 +31,11 @@ struct Fa3Call {
   const int32_t* kv_length = nullptr;
 };
 
+using Fa3Run = cudaError_t (*)(const Fa3Call& call, cudaStream_t stream);
 struct Fa3Kernel {
-  cudaError_t (*run)(const Fa3Call& call, cudaStream_t stream) = nullptr;
-  int tile = 0;  // tokens
+  Fa3Run paged = nullptr;
+  Fa3Run fresh = nullptr;  // over the step's own rows, for sequences without earlier tokens
+  int tile = 0;            // tokens
 };
 
 #define MAGA_FA3_KERNELS(X) X(64, bf16) X(64, f16) X(128, bf16) X(128, f16) X(256, bf16) X(256, f16)

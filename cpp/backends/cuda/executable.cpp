@@ -45,6 +45,7 @@ void CudaExecutable::forward(const DeviceStep& step, const Step* host) {
   step_ = step;
   step_.chosen = chosen_.as<int32_t>();
   pending_.reset();
+  own_keys_ = {};
   for (size_t i = 0; i < program_.rope_tables.size(); ++i) {
     const RopeTable& table = program_.rope_tables[i];
     rope_turns(queue_, step_,

@@ -52,6 +52,11 @@ class CudaExecutable : public Executable {
     Matrix residual, out;
     int rows = 0, width = 0;
   };
+  // The keys and values of a layer as PrepareQkv left them outside the pages.
+  struct OwnKeys {
+    int32_t layer = kNone;
+    Matrix k, v;
+  };
 
   void check_weights() const;
   void copy_in(const DeviceMemory& to, std::span<const float> from);
@@ -105,7 +110,8 @@ class CudaExecutable : public Executable {
   std::vector<DeviceMemory> turns_;
   std::vector<DeviceMemory> alibi_slopes_;
   std::vector<std::unique_ptr<AttentionPlan>> plans_;
-  std::vector<int64_t> layer_offset_;  // (cache layers) elements from the start of a page
+  std::vector<const AttentionPlan*> layer_plans_;  // (cache layers) of an attention over the layer
+  std::vector<int64_t> layer_offset_;              // (cache layers) elements from the start of a page
   int64_t page_bytes_ = 0;
   std::optional<Staging> staging_;
   DeviceMemory chosen_, drawn_;  // (logit_rows)
@@ -119,6 +125,7 @@ class CudaExecutable : public Executable {
   // While ops are being launched.
   DeviceStep step_;
   std::optional<Pending> pending_;
+  OwnKeys own_keys_;
 };
 
 }  // namespace maga::cuda

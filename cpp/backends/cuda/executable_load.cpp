@@ -97,9 +97,18 @@ void CudaExecutable::place_values() {
   for (size_t v = 0; v < program_.values.size(); ++v)
     bytes.push_back(capacity(static_cast<ValueId>(v)) * program_.values[v].width * size_of(type_of(static_cast<ValueId>(v))));
   std::vector<LateRead> late;
-  for (size_t i = 0; i + 1 < program_.ops.size(); ++i)
-    if (const auto* linear = std::get_if<Linear>(&program_.ops[i]); linear && linear->residual)
-      late.push_back({.value = linear->residual.value, .op = static_cast<int64_t>(i) + 1});
+  std::vector<const PrepareQkv*> prepared(program_.cache_layers.size());
+  for (size_t i = 0; i < program_.ops.size(); ++i) {
+    const auto op = static_cast<int64_t>(i);
+    const auto* linear = std::get_if<Linear>(&program_.ops[i]);
+    if (linear && linear->residual && i + 1 < program_.ops.size())  // by the op that adds up its slabs
+      late.push_back({.value = linear->residual.value, .op = op + 1});
+    if (const auto* prepare = std::get_if<PrepareQkv>(&program_.ops[i])) prepared[prepare->layer] = prepare;
+    const auto* attention = std::get_if<Attention>(&program_.ops[i]);
+    if (attention && prepared[attention->layer])  // see OwnKeys
+      for (const View& view : {prepared[attention->layer]->k, prepared[attention->layer]->v})
+        late.push_back({.value = view.value, .op = op});
+  }
   const BufferPlan plan = plan_buffers(program_, bytes, kAlignment, late);
   offsets_ = plan.offset;
   arena_ = DeviceMemory(plan.bytes, "activations");
@@ -153,8 +162,9 @@ void CudaExecutable::make_pages(int64_t pages) {
     layer_offset_.push_back(elements);
     elements += layer.kv_heads * (layer.head_dim + layer.v_dim) * limits_.page_tokens;
   }
+  layer_plans_.assign(program_.cache_layers.size(), nullptr);
   for (const Op& op : program_.ops)
-    if (const auto* attention = std::get_if<Attention>(&op)) plan_of(*attention);
+    if (const auto* attention = std::get_if<Attention>(&op)) layer_plans_[attention->layer] = &plan_of(*attention);
   MAGA_CUDA(cudaDeviceSynchronize());  // plans are cleared on another stream than they are used on
 }
 

@@ -127,23 +127,30 @@ void CudaExecutable::run(const PrepareQkv& op) {
     args.interleaved = table.interleaved;
     args.turns = turns_[op.rope_table].as<const float2>();
   }
+  own_keys_ = {};
   if (pending_) {
     args.slabs = pending_->slabs;
     pending_.reset();
+  } else if (const AttentionPlan* plan = layer_plans_[op.layer]; plan && plan->wants_own_keys()) {
+    args.keep_k = true;
+    own_keys_ = {.layer = op.layer, .k = args.k, .v = args.v};
   }
   prepare_qkv(queue_, device_->compute, step_, args);
 }
 
 void CudaExecutable::run(const Attention& op) {
   const KvLayer layer = kv_layer(op.layer);
-  if (op.k)
+  OwnKeys own = own_keys_.layer == op.layer ? own_keys_ : OwnKeys{};
+  if (op.k) {
+    own = {.layer = op.layer, .k = matrix(op.k), .v = matrix(op.v)};
     prepare_qkv(queue_, device_->compute, step_,
-                {.k = matrix(op.k),
-                 .v = matrix(op.v),
+                {.k = own.k,
+                 .v = own.v,
                  .rows = rows(op.k),
                  .kv_heads = static_cast<int>(op.kv_heads),
                  .layer = layer,
                  .kv_type = limits_.kv_dtype});
+  }
   const Matrix q = matrix(op.q), out = matrix(op.out);
   plan_of(op).run(queue_, step_,
                   {.q = q.data,
@@ -154,7 +161,11 @@ void CudaExecutable::run(const Attention& op) {
                    .soft_cap = op.soft_cap,
                    .alibi_slopes = op.alibi == kNone ? nullptr : alibi_slopes_[op.alibi].as<const float>(),
                    .sinks = data(op.sinks),
-                   .layer = layer});
+                   .layer = layer,
+                   .k = own.k.data,
+                   .v = own.v.data,
+                   .k_stride = own.k.stride,
+                   .v_stride = own.v.stride});
 }
 
 void CudaExecutable::run(const Activation& op) {

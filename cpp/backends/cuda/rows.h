@@ -85,6 +85,7 @@ struct PrepareArgs {
   int rotary_dim = 0;
   bool interleaved = false;
   const float2* turns = nullptr;  // null: no rope
+  bool keep_k = false;            // k's result is written back in place too; not with slabs
   KvLayer layer;
   DType kv_type = DType::bf16;
 };

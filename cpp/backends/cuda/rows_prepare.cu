@@ -179,6 +179,7 @@ __global__ void __launch_bounds__(kMostThreads, kSlabs ? 4 : 7)
     if (head.part == head.kQ) {
       vector.store(source + c);
     } else {
+      if (!kSlabs && call.keep_k && head.part == head.kK) vector.store(source + c);
       vector.get(y);
       Vector<KV, N> entry;
       entry.set(y);
@@ -225,6 +226,7 @@ void prepare(const Queue& queue, const DeviceStep& step, const PrepareArgs& args
                                 .weight_offset = args.weight_offset,
                                 .rotary_dim = args.turns ? args.rotary_dim : 0,
                                 .interleaved = args.interleaved,
+                                .keep_k = args.keep_k,
                                 .turns = args.turns,
                                 .k_pages = static_cast<KV*>(layer.k),
                                 .v_pages = static_cast<KV*>(layer.v),
@@ -262,6 +264,7 @@ void prepare_qkv(const Queue& queue, DType type, const DeviceStep& step, const P
   if (args.rows == 0 || args.heads + args.kv_heads == 0) return;
   MAGA_CHECK(args.heads == 0 || args.layer.head_dim % 2 == 0 || !args.turns, "rope over heads of ", args.layer.head_dim);
   MAGA_CHECK(std::has_single_bit(static_cast<unsigned>(args.layer.page_tokens)), args.layer.page_tokens, " tokens a page");
+  MAGA_CHECK(!args.keep_k || args.slabs.data == nullptr, "slabs have no k to write back");
   with_type(type, [&](auto element) {
     with_type(args.kv_type, [&](auto kv) { prepare<decltype(element), decltype(kv)>(queue, step, args); });
   });

@@ -18,7 +18,7 @@ struct PrepareCall {
   const T* k_norm;
   float eps, weight_offset;
   int rotary_dim;  // 0: no rope
-  bool interleaved;
+  bool interleaved, keep_k;
   const float2* turns;  // (rows, rotary_dim / 2)
   KV* k_pages;
   KV* v_pages;

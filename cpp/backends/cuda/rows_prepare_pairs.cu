@@ -130,6 +130,7 @@ __global__ void __launch_bounds__(kMostThreads, kHeads > 1 && kNorms ? 4 : 6)
       T* const pages =
           is_k ? call.k_pages + (head - call.heads) * call.k_head_stride : call.v_pages + (head - k_heads) * call.v_head_stride;
       in[i].store(pages + entry, half);
+      if (!kSlabs && call.keep_k && is_k) in[i].store(call.k.at(row, c) + (head - call.heads) * call.head_dim, half);
     }
   }
 }
