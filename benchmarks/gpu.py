@@ -228,7 +228,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", dest="tokens_out", type=int, default=256)
     parser.add_argument("--step-profile", action="store_true", help="step time over context, and the host's part of a step")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--max-num-seqs", type=int, default=256)
+    parser.add_argument("--max-num-seqs", type=int, default=1024)
     parser.add_argument("--token-budget", type=int, default=8192)
     parser.add_argument("--block-size", type=int, default=16)
     parser.add_argument("--pages", type=int, default=0, help="0: as many as fit")

@@ -59,6 +59,7 @@ def _lower(value: object) -> object:
 DEVICE_DEFAULTS: dict[str, dict[str, int]] = {
     "cpu": {"max_num_seqs": 64, "max_num_batched_tokens": 512},
     "cuda": {"max_num_seqs": 256, "max_num_batched_tokens": 8192},
+    "cuda from 64 GiB": {"max_num_seqs": 1024, "max_num_batched_tokens": 8192},
 }
 
 

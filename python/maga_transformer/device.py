@@ -17,6 +17,11 @@ class Device:
     index: int = 0
     card: _core.CudaDevice | None = None
 
+    @property
+    def defaults(self) -> str:
+        """Its key in DEVICE_DEFAULTS."""
+        return "cuda from 64 GiB" if self.card and self.card.total_bytes >= 64 << 30 else self.kind
+
 
 def find_device(wanted: str) -> Device:
     """`wanted`: auto (the first card that is new enough, else the CPU), cpu, cuda, or cuda:N. ValueError says why a card that

@@ -34,7 +34,7 @@ def load_runtime(config: Config) -> Runtime:
         device = find_device(config.device)
     except ValueError as error:
         raise ConfigError(f"DEVICE={config.device}: {error}") from None
-    config = config.for_device(device.kind)
+    config = config.for_device(device.defaults)
     source = checkpoint.open_checkpoint(config.checkpoint_path, config.load_format)
     program, family = models.build_program(source, config.model_type or None)
     backend, own_kv_dtype = make_backend(config, device, source.dtype(family.embedding))

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from cards import CARDS, WHY_NONE
 from maga_transformer import _core, device
+from maga_transformer.config import DEVICE_DEFAULTS
 from maga_transformer.device import Device, compute_dtype, find_device, library_folders
 
 
@@ -74,3 +75,9 @@ def test_the_binding_says_why_there_is_no_card() -> None:
         with pytest.raises((FileNotFoundError, _core.MagaError)) as error:
             _core.cuda_backend()
         assert str(error.value)
+
+
+def test_a_large_card_runs_more_sequences_at_once():
+    cards = [SimpleNamespace(total_bytes=size << 30) for size in (24, 80)]
+    assert [Device("cuda", 0, card).defaults for card in cards] == ["cuda", "cuda from 64 GiB"]
+    assert {"cuda", "cuda from 64 GiB", Device("cpu").defaults} == set(DEVICE_DEFAULTS)
