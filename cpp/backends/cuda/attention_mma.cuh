@@ -50,8 +50,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kCtas) attention_mma_kernel(co
     copy_commit();  // of nothing at the end, so that the count of groups tells the stage
   };
   MmaRows<S> rows;
-  rows.read_queries(args, at, row_warp);
-  rows.clear();
+  rows.start(args, at, row_warp);
   for (int i = 0; i < args.stages - 1; ++i) load_next();
   int stage = 0;
   for (int position = begin;; ++position) {
@@ -68,11 +67,6 @@ __global__ void __launch_bounds__(S::kThreads, S::kCtas) attention_mma_kernel(co
     const bool done = position + 1 == end;
     if (done || at.place.block + 1 == at.end_block) {
       const MmaTile<S> tile(args, at, position, start.share);
-      const auto next_tile = [&] {
-        at.advance(args);
-        rows.read_queries(args, at, row_warp);
-      };
-      if (S::kAskAhead && !done) next_tile();
       finish_tile(rows, tile, row_warp, key_warp, scratch);
       if (done) {
         // Waiting for other CTAs' stores and counters is left to the end, where no copies wait behind it.
@@ -83,8 +77,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kCtas) attention_mma_kernel(co
         if (tile.ctas > 1) tile.merge();
         return;
       }
-      if (!S::kAskAhead) next_tile();
-      rows.clear();
+      at.advance(args);
+      rows.start(args, at, row_warp);
     } else {
       ++at.place.block;
     }

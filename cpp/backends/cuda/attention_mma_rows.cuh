@@ -15,7 +15,7 @@ struct MmaRows {
   float maximum[2], sum[2];  // of scores in units of log 2; the sum of this thread's columns only
   int limit[2], head[2];     // keys below the limit are seen; query heads
 
-  __device__ void read_queries(const MmaArgs& args, const MmaCursor<S>& at, int row_warp) {
+  __device__ void start(const MmaArgs& args, const MmaCursor<S>& at, int row_warp) {
     const int lane = threadIdx.x % 32, last = at.sequence.tokens * args.shape.group - 1;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -23,15 +23,12 @@ struct MmaRows {
       const int token = packed / args.shape.group;
       head[r] = at.place.head * args.shape.group + packed % args.shape.group;
       limit[r] = at.sequence.kv_length - at.sequence.tokens + token + 1;
+      maximum[r] = -INFINITY, sum[r] = 0;
       const T* row = static_cast<const T*>(args.q) + (at.sequence.first_token + token) * args.q_stride + head[r] * S::kHeadDim;
 #pragma unroll
       for (int i = 0; i < S::kHeadDim / 8; ++i)
         q[i / 2][i % 2 * 2 + r] = *reinterpret_cast<const uint32_t*>(row + i * 8 + lane % 4 * 2);
     }
-  }
-  __device__ void clear() {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) maximum[r] = -INFINITY, sum[r] = 0;
 #pragma unroll
     for (int i = 0; i < S::kHeadDim / 8; ++i)
 #pragma unroll

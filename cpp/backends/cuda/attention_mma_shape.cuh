@@ -24,8 +24,6 @@ struct MmaShape {
   // Where key warps add up their results: rows, then maximum and sum of each warp's rows.
   static constexpr int kScratchPitch = kHeadDim + 8;
   static constexpr int kScratch = kKeyWarps > 1 ? 16 * kScratchPitch * 4 + (kKeyWarps + 1) * 16 * 8 : 0;
-  // Tiles of few rows are short: the queries of the next one are asked for before this one is finished, if there are registers.
-  static constexpr bool kAskAhead = kRowWarps == 1 && kHeadDim <= 192;
   static constexpr int kCtas = kHeadDim <= 128 ? 2 : 1;  // an SM, at least
 };
 

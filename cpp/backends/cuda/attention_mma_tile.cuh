@@ -10,16 +10,14 @@ template <typename S>
 struct MmaTile {
   using T = typename S::T;
   const MmaArgs& args;
-  WorkPlace place;
-  WorkSequence sequence;
+  const MmaCursor<S>& at;
   int rows;     // of the tile that exist
   int owner;    // the CTA in which the tile begins
   int ctas;     // that share the tile
   int partial;  // this CTA's place in the partial results
 
-  __device__ MmaTile(const MmaArgs& args, const MmaCursor<S>& at, int position, int share)
-      : args(args), place(at.place), sequence(at.sequence) {
-    rows = min(S::kRows, sequence.tokens * args.shape.group - place.tile * S::kRows);
+  __device__ MmaTile(const MmaArgs& args, const MmaCursor<S>& at, int position, int share) : args(args), at(at) {
+    rows = min(S::kRows, at.sequence.tokens * args.shape.group - at.place.tile * S::kRows);
     const int begin = position - (at.place.block - at.first_block), end = begin + at.end_block - at.first_block;
     owner = begin / share;
     ctas = (end - 1) / share - owner + 1;
@@ -35,9 +33,9 @@ struct MmaTile {
   };
   // `sums`: maximum and sum of the row, over all its keys.
   __device__ Row final_row(int row, float2 sums) const {
-    const int packed = place.tile * S::kRows + row, token = packed / args.shape.group;
-    const int head = place.head * args.shape.group + packed - token * args.shape.group;
-    Row to{.out = static_cast<T*>(args.out) + (sequence.first_token + token) * args.out_stride + head * S::kHeadDim};
+    const int packed = at.place.tile * S::kRows + row, token = packed / args.shape.group;
+    const int head = at.place.head * args.shape.group + packed - token * args.shape.group;
+    Row to{.out = static_cast<T*>(args.out) + (at.sequence.first_token + token) * args.out_stride + head * S::kHeadDim};
     if (args.sinks != nullptr) {
       const float sink = Tensor<T>::to_float(static_cast<const T*>(args.sinks)[head]) * kLog2e, most = fmaxf(sums.x, sink);
       to.scale = exp2_fast(sums.x - most);
