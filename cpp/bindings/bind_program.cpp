@@ -29,6 +29,8 @@ Enum parse(std::string_view what, const std::string& text, Names<Enum> names) {
 }
 
 constexpr std::pair<std::string_view, NormKind> kNormKinds[] = {{"rms", NormKind::rms}, {"layer", NormKind::layer}};
+constexpr std::pair<std::string_view, PoolKind> kPoolKinds[] = {
+    {"first", PoolKind::first}, {"last", PoolKind::last}, {"mean", PoolKind::mean}};
 constexpr std::pair<std::string_view, ActivationKind> kActivations[] = {{"silu", ActivationKind::silu},
                                                                         {"gelu", ActivationKind::gelu},
                                                                         {"gelu_tanh", ActivationKind::gelu_tanh},
@@ -71,7 +73,8 @@ struct Describe {
     return py::dict(py::arg("out") = view(o.out), py::arg("q") = view(o.q), py::arg("k") = view(o.k), py::arg("v") = view(o.v),
                     py::arg("layer") = o.layer, py::arg("heads") = o.heads, py::arg("kv_heads") = o.kv_heads,
                     py::arg("head_dim") = o.head_dim, py::arg("scale") = o.scale, py::arg("window") = o.window,
-                    py::arg("soft_cap") = o.soft_cap, py::arg("alibi") = o.alibi, py::arg("sinks") = o.sinks);
+                    py::arg("open_prompt") = o.open_prompt, py::arg("soft_cap") = o.soft_cap, py::arg("alibi") = o.alibi,
+                    py::arg("sinks") = o.sinks);
   }
   py::dict operator()(const Activation& o) const {
     return py::dict(py::arg("out") = view(o.out), py::arg("gate") = view(o.gate), py::arg("up") = view(o.up),
@@ -79,6 +82,10 @@ struct Describe {
   }
   py::dict operator()(const Add& o) const {
     return py::dict(py::arg("out") = view(o.out), py::arg("a") = view(o.a), py::arg("b") = view(o.b));
+  }
+  py::dict operator()(const Pool& o) const {
+    return py::dict(py::arg("out") = view(o.out), py::arg("in") = view(o.in),
+                    py::arg("kind") = name_in<PoolKind>(o.kind, kPoolKinds));
   }
   py::dict operator()(const Select& o) const { return py::dict(py::arg("out") = view(o.out), py::arg("in") = view(o.in)); }
   py::dict operator()(const GatedLinear& o) const {
@@ -126,7 +133,8 @@ void bind_ops(py::class_<Program>& program) {
       .def(
           "attention",
           [](Program& p, View out, View q, std::optional<View> k, std::optional<View> v, int32_t layer, int64_t heads,
-             int64_t kv_heads, int64_t head_dim, float scale, int64_t window, float soft_cap, int32_t alibi, WeightId sinks) {
+             int64_t kv_heads, int64_t head_dim, float scale, int64_t window, int64_t open_prompt, float soft_cap, int32_t alibi,
+             WeightId sinks) {
             p.ops.push_back(Attention{.out = out,
                                       .q = q,
                                       .k = k.value_or(View{}),
@@ -137,13 +145,14 @@ void bind_ops(py::class_<Program>& program) {
                                       .head_dim = head_dim,
                                       .scale = scale,
                                       .window = window,
+                                      .open_prompt = open_prompt,
                                       .soft_cap = soft_cap,
                                       .alibi = alibi,
                                       .sinks = sinks});
           },
           py::arg("out"), py::arg("q"), py::arg("k"), py::arg("v"), py::kw_only(), py::arg("layer"), py::arg("heads"),
-          py::arg("kv_heads"), py::arg("head_dim"), py::arg("scale"), py::arg("window") = 0, py::arg("soft_cap") = 0.0f,
-          py::arg("alibi") = kNone, py::arg("sinks") = kNone)
+          py::arg("kv_heads"), py::arg("head_dim"), py::arg("scale"), py::arg("window") = 0, py::arg("open_prompt") = -1,
+          py::arg("soft_cap") = 0.0f, py::arg("alibi") = kNone, py::arg("sinks") = kNone)
       .def(
           "activation",
           [](Program& p, View out, View gate, std::optional<View> up, const std::string& kind) {
@@ -153,6 +162,12 @@ void bind_ops(py::class_<Program>& program) {
       .def(
           "add", [](Program& p, View out, View a, View b) { p.ops.push_back(Add{out, a, b}); }, py::arg("out"), py::arg("a"),
           py::arg("b"))
+      .def(
+          "pool",
+          [](Program& p, View out, View in, const std::string& kind) {
+            p.ops.push_back(Pool{out, in, parse<PoolKind>("pool", kind, kPoolKinds)});
+          },
+          py::arg("out"), py::arg("in_"), py::kw_only(), py::arg("kind"))
       .def(
           "select", [](Program& p, View out, View in) { p.ops.push_back(Select{out, in}); }, py::arg("out"), py::arg("in_"))
       .def(
@@ -204,6 +219,7 @@ void bind_program(py::module_& m) {
   program.def(py::init<>())
       .def_readwrite("family", &Program::family)
       .def_readwrite("vocab", &Program::vocab)
+      .def_readwrite("embeds", &Program::embeds)
       .def_readwrite("max_positions", &Program::max_positions)
       .def_readwrite("logits", &Program::logits)
       .def(

@@ -23,6 +23,7 @@ struct View {
 };
 
 enum class NormKind : uint8_t { rms, layer };
+enum class PoolKind : uint8_t { first, last, mean };
 enum class ActivationKind : uint8_t { silu, gelu, gelu_tanh, relu };
 
 // out[t] = table[ids[t]] * scale
@@ -68,7 +69,9 @@ struct Attention {
   int32_t layer = 0;
   int64_t heads = 0, kv_heads = 0, head_dim = 0;
   float scale = 1;
-  int64_t window = 0;      // a query sees this many keys, itself included; 0: all
+  int64_t window = 0;  // a query sees this many keys, itself included; 0: all
+  int64_t open_prompt =
+      -1;                  // from 0 on: every token sees the whole prompt but for its last so many tokens; -1: only what is before
   float soft_cap = 0;      // 0: none
   int32_t alibi = kNone;   // of Program::alibi_slopes
   WeightId sinks = kNone;  // (heads) a score a head that takes part in the softmax and has no value
@@ -88,6 +91,12 @@ struct Add {
 // Keeps the rows of the step that need logits.
 struct Select {
   View out, in;
+};
+
+// For each row that needs logits, of the tokens that its sequence brings: the first one's row, its own, or the mean of all.
+struct Pool {
+  View out, in;
+  PoolKind kind = PoolKind::first;
 };
 
 // --- Fused ops. `fuse` makes them; each equals the plain ops named in its comment. ---
@@ -112,10 +121,10 @@ struct PrepareQkv {
   int64_t heads = 0, kv_heads = 0, head_dim = 0;
 };
 
-using Op = std::variant<Embed, Norm, Linear, Rope, Attention, Activation, Add, Select, GatedLinear, PrepareQkv>;
+using Op = std::variant<Embed, Norm, Linear, Rope, Attention, Activation, Add, Select, GatedLinear, PrepareQkv, Pool>;
 
-constexpr std::string_view kOpNames[] = {"embed",      "norm", "linear", "rope",         "attention",
-                                         "activation", "add",  "select", "gated_linear", "prepare_qkv"};
+constexpr std::string_view kOpNames[] = {"embed", "norm",   "linear",       "rope",        "attention", "activation",
+                                         "add",   "select", "gated_linear", "prepare_qkv", "pool"};
 static_assert(std::size(kOpNames) == std::variant_size_v<Op>);
 
 inline std::string_view name_of(const Op& op) { return kOpNames[op.index()]; }

@@ -75,8 +75,8 @@ class Validation {
     if (p_.logits == kNone) return;
     MAGA_REQUIRE(is_value(p_.logits), "logits names value ", p_.logits, " of ", p_.values.size());
     const Value& logits = p_.values[p_.logits];
-    MAGA_REQUIRE(logits.rows == Rows::logits && logits.width == p_.vocab, "logits \"", logits.name, "\" is ", logits.width,
-                 " wide with ", name_of(logits.rows), "; it needs the vocabulary's ", p_.vocab,
+    MAGA_REQUIRE(logits.rows == Rows::logits && (p_.embeds || logits.width == p_.vocab), "logits \"", logits.name, "\" is ",
+                 logits.width, " wide with ", name_of(logits.rows), "; it needs the vocabulary's ", p_.vocab,
                  " columns and a row per logits row");
     MAGA_REQUIRE(all_written(p_.logits), "logits \"", logits.name, "\" is never written, or only in part");
   }
@@ -132,6 +132,8 @@ class Validation {
     require(layer_writer_[op.layer] != kNone, "layer ", op.layer, " is read before any op writes its keys and values");
     require(std::isfinite(op.scale), "scale is ", op.scale);
     require(op.window >= 0, "window is ", op.window);
+    require(op.open_prompt >= -1 && (op.open_prompt < 0 || op.window == 0), "open_prompt is ", op.open_prompt, ", window ",
+            op.window);
     require(op.soft_cap >= 0 && std::isfinite(op.soft_cap), "soft_cap is ", op.soft_cap);
     if (op.alibi != kNone) {
       require(op.alibi >= 0 && op.alibi < static_cast<int64_t>(p_.alibi_slopes.size()), "alibi names table ", op.alibi, " of ",
@@ -161,6 +163,12 @@ class Validation {
   }
 
   void check(const Select& op) {
+    rows(op.in, Rows::tokens);
+    rows(op.out, Rows::logits);
+    equal_width("in", op.in, op.out.width);
+  }
+
+  void check(const Pool& op) {
     rows(op.in, Rows::tokens);
     rows(op.out, Rows::logits);
     equal_width("in", op.in, op.out.width);
@@ -307,6 +315,14 @@ int64_t Program::length_dependent_from() const {
   for (const RopeTable& table : rope_tables)
     if (table.dynamic_factor != 0 && (from == 0 || table.max_positions + 1 < from)) from = table.max_positions + 1;
   return from;
+}
+
+bool Program::whole_prompts() const {
+  return std::any_of(ops.begin(), ops.end(), [](const Op& op) {
+    const auto* attention = std::get_if<Attention>(&op);
+    const auto* pool = std::get_if<Pool>(&op);
+    return (attention && attention->open_prompt >= 0) || (pool && pool->kind != PoolKind::last);
+  });
 }
 
 }  // namespace maga

@@ -52,13 +52,19 @@ struct Program {
   std::vector<Op> ops;
   std::vector<ValueId> inputs;   // written from outside before a run (op tests, embeddings)
   std::vector<ValueId> outputs;  // kept readable after a run, besides `logits`
-  ValueId logits = kNone;        // Rows::logits, width vocab
+  ValueId logits = kNone;        // Rows::logits; width vocab, unless `embeds`
+  bool embeds = false;           // `logits` are no logits but an embedding of the prompt, or scores of it
 
   // Checks every op's widths, weights and order (no value is read before it is written); throws Error naming the op.
   void validate() const;
 
   // Whether keys depend on the length of the prompt (dynamic rope), and from which length on; 0: never.
   int64_t length_dependent_from() const;
+
+  // Whether one step must bring all of a prompt: its tokens see those behind them, or are pooled.
+  bool whole_prompts() const;
+  // Columns of `logits`; 0 without.
+  int64_t logits_width() const { return logits == kNone ? 0 : values[logits].width; }
 };
 
 }  // namespace maga

@@ -293,6 +293,21 @@ void CpuExecutable::run(const Select& op) {
     std::copy_n(at(op.in) + wanted[row] * stride(op.in), op.in.width, at(op.out) + static_cast<int64_t>(row) * stride(op.out));
 }
 
+void CpuExecutable::run(const Pool& op) {
+  const std::span<const int32_t> wanted = batch_.step().logit_rows;
+  for (size_t row = 0; row < wanted.size(); ++row) {
+    float* const out = at(op.out) + static_cast<int64_t>(row) * stride(op.out);
+    auto [begin, end] = batch_.step().brought_with(wanted[row]);
+    if (op.kind == PoolKind::first) end = begin + 1;
+    if (op.kind == PoolKind::last) begin = wanted[row], end = begin + 1;
+    std::copy_n(at(op.in) + begin * stride(op.in), op.in.width, out);
+    for (int64_t token = begin + 1; token < end; ++token)
+      for (int64_t c = 0; c < op.in.width; ++c) out[c] += at(op.in)[token * stride(op.in) + c];
+    if (end - begin > 1)
+      for (int64_t c = 0; c < op.in.width; ++c) out[c] /= static_cast<float>(end - begin);
+  }
+}
+
 // --- access ---
 
 std::span<const float> CpuExecutable::logits() {
@@ -332,7 +347,8 @@ AttentionForm CpuExecutable::form_of(const Attention& op) const {
           .group = op.heads / op.kv_heads,
           .head_dim = op.head_dim,
           .v_dim = program_.cache_layers[op.layer].v_dim,
-          .window = op.window};
+          .window = op.window,
+          .open_prompt = op.open_prompt};
 }
 
 }  // namespace maga::cpu

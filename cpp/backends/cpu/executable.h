@@ -44,6 +44,7 @@ class CpuExecutable : public Executable {
   void run(const Activation& op);
   void run(const Add& op);
   void run(const Select& op);
+  void run(const Pool& op);
   void run(const GatedLinear& op);
   void run(const PrepareQkv& op);
 

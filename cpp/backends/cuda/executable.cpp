@@ -91,7 +91,7 @@ void CudaExecutable::launch(const StepShape& shape, const Step& step) {
   const auto enqueue_all = [&](const Step* host) {
     forward(staging_->step(shape), host);
     if (shape.draws == 0) return;
-    MAGA_CHECK(program_.logits != kNone, "the program has no logits to draw from");
+    MAGA_CHECK(!program_.embeds && program_.logits != kNone, "the program has no logits to draw from");
     sample(queue_, {.logits = reinterpret_cast<const float*>(arena_.data() + offsets_[program_.logits]),
                     .vocab = static_cast<int>(program_.vocab),
                     .draws = staging_->draws(shape),
@@ -166,12 +166,12 @@ void CudaExecutable::run(const Step& step) {
 std::span<const float> CudaExecutable::logits() {
   use_device(device_->id);
   MAGA_CHECK(program_.logits != kNone, "the program has no logits");
-  const int64_t bytes = logit_rows_ * program_.vocab * static_cast<int64_t>(sizeof(float));
+  const int64_t bytes = logit_rows_ * program_.logits_width() * static_cast<int64_t>(sizeof(float));
   if (logits_.bytes() < bytes) logits_ = PinnedMemory(bytes, "logits");
   MAGA_CUDA(cudaMemcpyAsync(logits_.data(), arena_.data() + offsets_[program_.logits], static_cast<size_t>(bytes),
                             cudaMemcpyDeviceToHost, stream_.get()));
   MAGA_CUDA(cudaStreamSynchronize(stream_.get()));
-  return {logits_.as<const float>(), static_cast<size_t>(logit_rows_ * program_.vocab)};
+  return {logits_.as<const float>(), static_cast<size_t>(logit_rows_ * program_.logits_width())};
 }
 
 void CudaExecutable::copy_page(int32_t from, int32_t to) {

@@ -77,6 +77,7 @@ class CudaExecutable : public Executable {
   void run(const Activation& op);
   void run(const Add& op);
   void run(const Select& op);
+  void run(const Pool& op);
   void run(const GatedLinear& op);
   void run(const PrepareQkv& op);
   void add_up_pending();

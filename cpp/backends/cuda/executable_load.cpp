@@ -165,6 +165,7 @@ AttentionPlan& CudaExecutable::plan_of(const Attention& op) {
                              .head_dim = static_cast<int>(op.head_dim),
                              .v_dim = static_cast<int>(layer.v_dim),
                              .window = op.window,
+                             .open_prompt = op.open_prompt,
                              .special_scores = op.soft_cap > 0 || op.alibi != kNone || op.sinks != kNone};
   for (const auto& plan : plans_)
     if (plan->shape() == shape) return *plan;

@@ -176,4 +176,13 @@ void CudaExecutable::run(const Select& op) {
   select(queue_, device_->compute, step_, {.in = matrix(op.in), .out = matrix(op.out), .width = static_cast<int>(op.out.width)});
 }
 
+void CudaExecutable::run(const Pool& op) {
+  pool(queue_, device_->compute, step_,
+       {.in = matrix(op.in),
+        .out = matrix(op.out),
+        .width = static_cast<int>(op.out.width),
+        .kind = op.kind,
+        .out_f32 = type_of(op.out.value) == DType::f32});
+}
+
 }  // namespace maga::cuda

@@ -111,6 +111,15 @@ struct SelectArgs {
 };
 void select(const Queue&, DType type, const DeviceStep&, const SelectArgs&);
 
+// As Pool of program/ops.h; `out` of `type` or, with out_f32, fp32.
+struct PoolArgs {
+  Matrix in, out;
+  int width = 0;
+  PoolKind kind = PoolKind::first;
+  bool out_f32 = false;
+};
+void pool(const Queue&, DType type, const DeviceStep&, const PoolArgs&);
+
 // (rows, width) of `type` from or to fp32, for reading and writing values by hand.
 void widen(const Queue&, DType type, Matrix in, float* out, int64_t rows, int width);
 void narrow(const Queue&, DType type, const float* in, Matrix out, int64_t rows, int width);

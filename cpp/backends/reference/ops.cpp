@@ -124,7 +124,8 @@ struct AttentionExtras {
 };
 
 // Whether token t, the `index`-th of its sequence, sees the key of index j.
-bool sees(const Step& step, int64_t s, int64_t t, int64_t index, int64_t j) {
+bool sees(const Step& step, int64_t open_prompt, int64_t s, int64_t t, int64_t index, int64_t j) {
+  if (j < step.open_keys(s, open_prompt)) return true;
   const int64_t first_new = step.kv_length[s] - (step.sequence_start[s + 1] - step.sequence_start[s]);
   return step.tree.empty() || j < first_new ? j <= index : (step.tree[t] >> (j - first_new) & 1) != 0;
 }
@@ -134,7 +135,7 @@ void attend(LayerPages& layer, const Attention& op, const AttentionExtras& extra
   std::vector<double> weights;
   for_each_token(step, [&](int64_t s, int64_t t, int64_t index) {
     const int64_t first = op.window == 0 ? 0 : std::max<int64_t>(0, index - op.window + 1);
-    const int64_t end = step.tree.empty() ? index + 1 : step.kv_length[s];
+    const int64_t end = step.tree.empty() ? std::max(index + 1, step.open_keys(s, op.open_prompt)) : step.kv_length[s];
     for (int64_t head = 0; head < op.heads; ++head) {
       const int64_t kv_head = head / (op.heads / op.kv_heads);
       weights.clear();
@@ -146,7 +147,7 @@ void attend(LayerPages& layer, const Attention& op, const AttentionExtras& extra
         score *= op.scale;
         if (op.soft_cap > 0) score = op.soft_cap * std::tanh(score / op.soft_cap);
         if (extras.slopes) score += (*extras.slopes)[head] * static_cast<double>(j - index);
-        weights.push_back(sees(step, s, t, index, j) ? score : -std::numeric_limits<double>::infinity());
+        weights.push_back(sees(step, op.open_prompt, s, t, index, j) ? score : -std::numeric_limits<double>::infinity());
       }
       double largest = *std::max_element(weights.begin(), weights.end());
       if (extras.sinks) largest = std::max(largest, extras.sinks->at(0, head));
@@ -154,7 +155,7 @@ void attend(LayerPages& layer, const Attention& op, const AttentionExtras& extra
       for (double& weight : weights) sum += weight = std::exp(weight - largest);
       for (int64_t c = 0; c < v_dim; ++c) out.at(t, head * v_dim + c) = 0;
       for (int64_t j = first; j < end; ++j) {
-        if (!sees(step, s, t, index, j)) continue;  // what lies there may be anything
+        if (!sees(step, op.open_prompt, s, t, index, j)) continue;  // what lies there may be anything
         const auto [page, slot] = slot_of(step, s, j, layer.page_tokens);
         const double* value = layer.value(page, slot) + kv_head * v_dim;
         for (int64_t c = 0; c < v_dim; ++c) out.at(t, head * v_dim + c) += weights[j - first] / sum * value[c];
@@ -228,6 +229,20 @@ struct Runner {
     const Columns out = m.columns(op.out), in = m.columns(op.in);
     for (int64_t r = 0; r < rows; ++r)
       for (int64_t c = 0; c < out.width; ++c) out.at(r, c) = in.at(step.logit_rows[r], c);
+  }
+
+  void operator()(const Pool& op) const {
+    const Columns out = m.columns(op.out), in = m.columns(op.in);
+    for (int64_t r = 0; r < rows; ++r) {
+      const auto [begin, end] = step.brought_with(step.logit_rows[r]);
+      for (int64_t c = 0; c < out.width; ++c) {
+        double sum = 0;
+        for (int64_t t = begin; t < end; ++t) sum += in.at(t, c);
+        out.at(r, c) = op.kind == PoolKind::first  ? in.at(begin, c)
+                       : op.kind == PoolKind::last ? in.at(step.logit_rows[r], c)
+                                                   : sum / static_cast<double>(end - begin);
+      }
+    }
   }
 
   void operator()(const GatedLinear& op) const {

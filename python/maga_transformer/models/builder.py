@@ -68,6 +68,7 @@ class Builder:
         rows, columns = self._matrix(table, vocab, hidden)
         out = self._value("embedding", columns)
         self.program.embed(out, self._weight([table], [rows, columns]), scale=scale)
+        self.program.vocab = rows
         return out
 
     def norm(self, x: View, module: str, norm: Norm) -> View:
@@ -149,9 +150,11 @@ class Builder:
         window: int = 0,
         scale: float | None = None,
         alibi: Sequence[float] | None = None,
+        open_prompt: int = -1,
     ) -> View:
         """Causal attention over pages of its own; `window` counts the keys that a query sees, 0 is all of them. `scale` None is
-        head_dim**-0.5; `alibi` are slopes, one a head, of what a score loses per token of distance."""
+        head_dim**-0.5; `alibi` are slopes, one a head, of what a score loses per token of distance. With `open_prompt` from 0 on,
+        tokens see the whole prompt but for its last so many tokens, and what is before them."""
         out = self._value(f"attention.{self._layers}", q.width)
         self.program.attention(
             out,
@@ -165,6 +168,7 @@ class Builder:
             scale=heads.head_dim**-0.5 if scale is None else scale,
             window=window,
             alibi=-1 if alibi is None else self._alibi_table(tuple(alibi)),
+            open_prompt=open_prompt,
         )
         self._layers += 1
         return out
@@ -202,6 +206,19 @@ class Builder:
         self.program.select(out, x)
         return out
 
+    def pool(self, x: View, kind: str) -> View:
+        """One row a prompt: its first token's, its last one's, or the mean of all."""
+        out = self._value("pooled", x.width, "logits")
+        self.program.pool(out, x, kind=kind)
+        return out
+
+    def end(self, x: View, module: str | None = None, *, width: int | None = None, bias: bool = True) -> None:
+        """Ends a program that embeds: with x, or with a linear of it."""
+        if module is not None:
+            x = self.linear(x, module, width=width, bias=bias)
+        self.program.logits = x.value
+        self.program.embeds = True
+
     def head(self, x: View, table: str, *, vocab: int | None, bias: str | None = None, unit_rows: bool = False) -> None:
         """Logits from the selected rows; ends the program. `unit_rows`: each row of the table is divided by its norm."""
         rows, columns = self._matrix(table, vocab, x.width)
@@ -219,6 +236,10 @@ class Builder:
     def ignore(self, name: str) -> None:
         """Counts a tensor as used, so that `finish` does not report it."""
         self._used.add(name)
+
+    def ignore_rest(self, pattern: str) -> None:
+        """Counts the tensors whose names match as used: parts of the model that this task does without."""
+        self._used.update(name for name in self._names if re.match(pattern, name))
 
     def finish(self) -> Program:
         """Refuses tensors that no op uses: they mean that the model is another one than the config says."""

@@ -14,6 +14,7 @@ from maga_transformer.models.alibi import alibi_slopes
 from maga_transformer.models.builder import Builder, Heads, Norm
 from maga_transformer.models.config import ModelConfig
 from maga_transformer.models.rope import Rope, read_rope
+from maga_transformer.models.task import EMBED, GENERATE, read_task
 
 log = logging.getLogger(__name__)
 
@@ -30,12 +31,14 @@ class Family(ABC):
     defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # of config keys that are absent or null
     norm_kind: ClassVar[str] = "rms"
     norm_eps: ClassVar[tuple[str, float]] = ("rms_norm_eps", 1e-6)  # config key and default
+    encoder: ClassVar[bool] = False  # it has no head that generates
     embedding: str = "model.embed_tokens.weight"  # the tensor's name; tied models may store it as the head
     final_norm: str = "model.norm"
     head: str = "lm_head.weight"
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, task: str = "auto") -> None:
         self.checkpoint = checkpoint
+        self.task = read_task(checkpoint, task, encoder=self.encoder)
         self.config = config = ModelConfig(checkpoint.path, checkpoint.config, spellings=self.spellings, defaults=self.defaults)
         quantization = config.get("quantization_config")
         if quantization is not None:
@@ -62,7 +65,12 @@ class Family(ABC):
         x = self.embed(b, vocab)
         for i in range(self.layers):
             x = self.layer(b, x, i)
-        self.logits(b, self.normed(b, b.select(x)), vocab)
+        if self.task.kind == GENERATE:
+            self.logits(b, self.normed(b, b.select(x)), vocab)
+        elif self.task.kind == EMBED:
+            b.end(b.pool(self.normed(b, x), self.task.pooling))
+        else:
+            b.end(b.pool(self.normed(b, x), "last"), "score", width=self.task.labels, bias=False)
         return b.finish()
 
     def embed(self, b: Builder, vocab: int | None) -> View:
@@ -127,6 +135,10 @@ class Family(ABC):
         """Names of the embedding and of the head. Tied models store one of them, or two equal ones; two that differ are both
         kept, as transformers does."""
         embedding, head, c = self.embedding, self.head, self.checkpoint
+        if self.task.kind != GENERATE:
+            if b.has(head):
+                b.ignore(head)
+            return embedding, head
         if not self.config.flag("tie_word_embeddings", False):
             return embedding, head
         if not b.has(head):
