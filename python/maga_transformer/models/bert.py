@@ -26,7 +26,6 @@ class Bert(Family):
         self._prefix = next((p for p in self._prefixes if b.has(f"{p}embeddings.word_embeddings.weight")), self._prefixes[0])
         self.embedding = f"{self._prefix}embeddings.word_embeddings.weight"
         b.program.max_positions = self.positions()
-        b.program.segment_shift = self.segment_shift()
         x = self.embed(b, self.config.integer("vocab_size"))
         for i in range(self.layers):
             x = self.layer(b, x, i)
