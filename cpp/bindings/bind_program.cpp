@@ -246,6 +246,7 @@ void bind_program(py::module_& m) {
       .def_readwrite("family", &Program::family)
       .def_readwrite("vocab", &Program::vocab)
       .def_readwrite("embeds", &Program::embeds)
+      .def_property_readonly("logits_width", &Program::logits_width)
       .def_readwrite("max_positions", &Program::max_positions)
       .def_readwrite("logits", &Program::logits)
       .def(

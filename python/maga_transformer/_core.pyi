@@ -25,6 +25,9 @@ class Program:
     vocab: int
     max_positions: int
     logits: int
+    embeds: bool
+    @property
+    def logits_width(self) -> int: ...
     def __init__(self) -> None: ...
     def value(self, name: str, width: int, rows: str = "tokens") -> View: ...
     def input(self, name: str, width: int) -> View: ...
@@ -274,6 +277,7 @@ class Event:
     stop_word: int
     stop_string: int
     error: str
+    embedding: np.ndarray  # (width) fp32, of a program that embeds
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int

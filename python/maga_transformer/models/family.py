@@ -103,6 +103,10 @@ class Family(ABC):
         """The longest context."""
         return self.config.integer("max_position_embeddings", 2048) if self.rope is None else self.rope.extended_positions
 
+    def segment_shift(self) -> int:
+        """How far the positions of a second text lie behind those of the first; 0: the model does not tell them apart."""
+        return 0
+
     def sliding_window(self, i: int) -> int:
         """Of layer `i` in the families whose config has use_sliding_window (Qwen); 0: none."""
         config = self.config
