@@ -34,7 +34,8 @@ class Embedder:
     def require(self, *kinds: str) -> None:
         if self.task.kind not in kinds:
             own = {GENERATE: "generates text", EMBED: "embeds texts", SCORE: "scores texts"}[self.task.kind]
-            raise RequestError(Fault.unsupported, f"this model {own}: it cannot be asked for {' or '.join(_WANTED[k] for k in kinds)}")
+            wanted = " or ".join(_WANTED[kind] for kind in kinds)
+            raise RequestError(Fault.unsupported, f"this model {own}: it cannot be asked for {wanted}")
 
     def encode(self, text: str, pair: str | None = None, *, truncate: int | None = None, field: str = "input") -> Input:
         """`truncate`: tokens that are kept, those of `pair` are the first to go; -1: as many as the model takes; None: an input
@@ -59,8 +60,7 @@ class Embedder:
         return item
 
     def embedding(self, vector: Vector, *, dimensions: int | None = None, normalize: bool | None = None) -> Vector:
-        """`dimensions`: the first so many, for models trained to be cut (Matryoshka). `normalize` None: as the model wants it; a cut
-        vector is scaled again."""
+        """`dimensions`: the first so many, for models trained to be cut (Matryoshka). `normalize` None: as the model wants."""
         if dimensions is not None:
             if not 1 <= dimensions <= len(vector):
                 raise RequestError(Fault.parameter, f"dimensions={dimensions}: valid: 1 to {len(vector)}", "dimensions")

@@ -39,9 +39,9 @@ class Description:
     card_bytes: int  # memory of the GPU; 0 on a CPU
     load_seconds: float
     sampling_defaults: Mapping[str, Any]
-    task: Task = Task(GENERATE)
-    segment_shift: int = 0  # of the positions of a second text
-    embedding_width: int = 0
+    task: Task
+    segment_shift: int  # of the positions of a second text
+    embedding_width: int  # 0: the model generates
 
 
 class Runtime:
@@ -56,7 +56,8 @@ class Runtime:
         self.tokenizer = tokenizer
         self.token_bytes = token_bytes
         self.description = description
-        longest = min(description.context, config.max_num_batched_tokens or description.context, description.task.max_tokens or 1 << 40)
+        limits = (description.context, config.max_num_batched_tokens, description.task.max_tokens)
+        longest = min(limit for limit in limits if limit)
         self.embedder = Embedder(tokenizer, description.task, longest)
         self.draining = False
         self.on_finish: Callable[[_core.Event], None] = lambda event: None

@@ -111,17 +111,19 @@ def test_tasks_that_a_checkpoint_cannot_do(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=why):
             build_program(open_checkpoint(str(tmp_path / folder)), task=task)
     program, family = build_program(open_checkpoint(str(tmp_path / "qwen2")), task="embed")
-    assert program.embeds and family.task.pooling == "last" and not build_program(open_checkpoint(str(tmp_path / "qwen2")))[0].embeds
+    assert (
+        program.embeds and family.task.pooling == "last" and not build_program(open_checkpoint(str(tmp_path / "qwen2")))[0].embeds
+    )
 
 
 def test_modules_that_are_not_supported(tmp_path: Path) -> None:
     tiny("bert", "Model", tmp_path)
     sentence_transformer(tmp_path, "pooling_mode_max_tokens")
-    with pytest.raises(ValueError, match="1_Pooling/config.json: pooling pooling_mode_max_tokens is not supported"):
+    with pytest.raises(ValueError, match=r"1_Pooling/config\.json: pooling pooling_mode_max_tokens is not supported"):
         build_program(open_checkpoint(str(tmp_path)))
     (tmp_path / "modules.json").write_text('[{"type": "sentence_transformers.models.Dense", "path": "2_Dense"}]')
-    with pytest.raises(ValueError, match="modules.json: module 'Dense' is not supported"):
+    with pytest.raises(ValueError, match=r"modules\.json: module 'Dense' is not supported"):
         build_program(open_checkpoint(str(tmp_path)))
     (tmp_path / "modules.json").write_text("{")
-    with pytest.raises(ValueError, match="modules.json: "):
+    with pytest.raises(ValueError, match=r"modules\.json: "):
         build_program(open_checkpoint(str(tmp_path)))

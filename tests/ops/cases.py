@@ -44,7 +44,8 @@ def add_positions(
         step = PageTables(rng, lengths).step(steps[-1])
         return p.case([Run(step, {wide.value: rows(rng, len(step["ids"]), wide.width)})])
 
-    yield f"add_positions-{form}-{width}-{spans}-offset{offset}{'-in-place' if in_place else ''}{f'-divisor{divisor}' if divisor > 1 else ''}", build
+    extras = f"{'-in-place' if in_place else ''}{f'-divisor{divisor}' if divisor > 1 else ''}"
+    yield f"add_positions-{form}-{width}-{spans}-offset{offset}{extras}", build
 
 
 def norm(

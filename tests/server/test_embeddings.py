@@ -176,7 +176,9 @@ def test_reranking_by_a_cross_encoder(ranker: tuple[Path, Any]) -> None:
         close([entry["relevance_score"] for entry in answer["results"]], scores[order[:2]])
         assert [entry["document"] for entry in answer["results"]] == [TEXTS[1 + i] for i in order[:2]]
         assert answer["total_tokens"] == sum(len(a) + len(b) + 3 for a, b in pairs)
-        raw = server.post("/rerank", {"query": TEXTS[0], "documents": [{"text": text} for text in TEXTS[1:]], "normalize": False}).json()
+        raw = server.post(
+            "/rerank", {"query": TEXTS[0], "documents": [{"text": text} for text in TEXTS[1:]], "normalize": False}
+        ).json()
         close([entry["relevance_score"] for entry in raw["results"]], np.array(logits)[order])
         close([entry["score"] for entry in server.post("/score", {"text_1": TEXTS[0], "text_2": TEXTS[1:]}).json()["data"]], scores)
         long = server.post("/v1/rerank", {"query": TEXTS[0], "documents": ["w1 " * 200]}).json()

@@ -12,7 +12,7 @@ from maga_transformer.models.task import SCORE
 
 class Bert(Family):
     model_type = "bert"
-    architectures = ("BertModel", "BertForMaskedLM", "BertForSequenceClassification")
+    architectures: ClassVar[tuple[str, ...]] = ("BertModel", "BertForMaskedLM", "BertForSequenceClassification")
     encoder = True
     defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({"hidden_act": "gelu", "max_position_embeddings": 512})
     norm_kind = "layer"

@@ -35,7 +35,8 @@ class Task:
 def read_task(checkpoint: Checkpoint, wanted: str, *, encoder: bool) -> Task:
     """`wanted`: auto, generate, embed or score. `encoder`: the family has no head that generates. ValueError names the file or
     setting that asks for what cannot be had."""
-    architecture = str((checkpoint.config.get("architectures") or [""])[0])
+    listed = checkpoint.config.get("architectures")
+    architecture = str(listed[0]) if isinstance(listed, list) and listed else ""
     scores = architecture.endswith("ForSequenceClassification")
     folder = Path(checkpoint.path)
     modules = folder / "modules.json"
@@ -45,7 +46,9 @@ def read_task(checkpoint: Checkpoint, wanted: str, *, encoder: bool) -> Task:
         raise ValueError(f"{checkpoint.path}: {architecture or 'this model'} does not generate text; valid: TASK=embed or score")
     if wanted == SCORE:
         if not scores:
-            raise ValueError(f"{checkpoint.path}: {architecture} has no head for scores; valid: a ...ForSequenceClassification model")
+            raise ValueError(
+                f"{checkpoint.path}: {architecture} has no head for scores; valid: a ...ForSequenceClassification model"
+            )
         return Task(SCORE, labels=_labels(checkpoint.config))
     if wanted == EMBED:
         if scores:
@@ -86,7 +89,9 @@ def _sentence_transformer(folder: Path, file: Path) -> Task:
 def _pooling(file: Path) -> str:
     config = _read(file)
     mode = config.get("pooling_mode")
-    chosen = [mode] if isinstance(mode, str) else [key for key, on in config.items() if key.startswith("pooling_mode_") and on is True]
+    chosen = (
+        [mode] if isinstance(mode, str) else [key for key, on in config.items() if key.startswith("pooling_mode_") and on is True]
+    )
     if len(chosen) != 1 or chosen[0] not in _POOLINGS:
         raise ValueError(f"{file}: pooling {', '.join(chosen) or 'none'} is not supported (supported: cls, lasttoken, mean)")
     return _POOLINGS[chosen[0]]

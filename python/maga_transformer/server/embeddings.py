@@ -110,7 +110,7 @@ async def similarity(request: Request) -> Response:
 
 async def reranker(request: Request) -> Response:
     """RTP-LLM's shape."""
-    asked, results, tokens = await _rerank(request)
+    _, results, tokens = await _rerank(request)
     found = [{"index": i, "document": text, "relevance_score": score} for i, text, score in results]
     return _json({"results": found, "total_tokens": tokens})
 
@@ -165,7 +165,9 @@ async def _relevance(
     if embedder.task.kind == SCORE:
         pairs = list(zip(first, second, strict=True))
         characters = sum(len(a) + len(b) for a, b in pairs)
-        inputs = await off_loop(state, characters, lambda: [embedder.encode(a, b, truncate=truncate, field="text") for a, b in pairs])
+        inputs = await off_loop(
+            state, characters, lambda: [embedder.encode(a, b, truncate=truncate, field="text") for a, b in pairs]
+        )
         logits = await _run(request, state, inputs)
         return [embedder.relevance(row, normalize=normalize) for row in logits], sum(len(item.ids) for item in inputs)
     texts = list(dict.fromkeys([*first, *second]))
@@ -268,7 +270,9 @@ def _model(state: State, asked: _Body) -> str:
 
 def _embedding_list(model: str, inputs: Sequence[Input], vectors: Sequence[Vector], encoding: str) -> dict[str, Any]:
     tokens = sum(len(item.ids) for item in inputs)
-    shown = [base64.b64encode(vector.astype("<f4").tobytes()).decode() if encoding == "base64" else vector.tolist() for vector in vectors]
+    shown = [
+        base64.b64encode(vector.astype("<f4").tobytes()).decode() if encoding == "base64" else vector.tolist() for vector in vectors
+    ]
     return {
         "object": "list",
         "data": [{"object": "embedding", "embedding": value, "index": index} for index, value in enumerate(shown)],
