@@ -133,8 +133,8 @@ void bind_executable(py::module_& m) {
       .def("logits",
            [](Executable& e) {
              const auto logits = e.logits();
-             const int64_t vocab = e.program().vocab;
-             return py::array_t<float>({static_cast<int64_t>(logits.size()) / vocab, vocab}, logits.data());
+             const int64_t width = e.program().logits_width();
+             return py::array_t<float>({static_cast<int64_t>(logits.size()) / width, width}, logits.data());
            })
       .def("copy_page", &Executable::copy_page, py::arg("source"), py::arg("target"))
       .def(

@@ -95,6 +95,9 @@ void bind_event(py::module_& m) {
       .def_readonly("stop_word", &Event::stop_word)
       .def_readonly("stop_string", &Event::stop_string)
       .def_readonly("error", &Event::error)
+      .def_property_readonly(
+          "embedding",
+          [](const Event& e) { return py::array_t<float>(static_cast<py::ssize_t>(e.embedding.size()), e.embedding.data()); })
       .def_readonly("prompt_tokens", &Event::prompt_tokens)
       .def_readonly("cached_tokens", &Event::cached_tokens)
       .def_readonly("output_tokens", &Event::output_tokens)
@@ -138,18 +141,21 @@ void bind_engine(py::module_& m) {
       .def(
           "submit",
           [](Engine& engine, const py::array& prompt, const SamplingParams& params, int sequences, int priority,
-             double timeout_seconds, std::string cache_salt) {
+             double timeout_seconds, std::string cache_salt, int64_t segment_start, int64_t segment_shift) {
             Request request{.prompt = token_ids(prompt),
                             .params = params,
                             .sequences = sequences,
                             .priority = priority,
                             .timeout_seconds = timeout_seconds,
-                            .cache_salt = std::move(cache_salt)};
+                            .cache_salt = std::move(cache_salt),
+                            .segment_start = segment_start,
+                            .segment_shift = segment_shift};
             py::gil_scoped_release release;
             return engine.submit(std::move(request));
           },
           py::arg("prompt"), py::arg("params"), py::kw_only(), py::arg("sequences") = 1, py::arg("priority") = 0,
-          py::arg("timeout_seconds") = 0.0, py::arg("cache_salt") = "")
+          py::arg("timeout_seconds") = 0.0, py::arg("cache_salt") = "",
+          py::arg("segment_start") = std::numeric_limits<int64_t>::max(), py::arg("segment_shift") = 0)
       .def("cancel", &Engine::cancel, py::arg("request"), py::arg("sequence") = -1, py::call_guard<py::gil_scoped_release>())
       .def("poll", &Engine::poll, py::call_guard<py::gil_scoped_release>())
       .def("event_fd", &Engine::event_fd)

@@ -29,10 +29,14 @@ Enum parse(std::string_view what, const std::string& text, Names<Enum> names) {
 }
 
 constexpr std::pair<std::string_view, NormKind> kNormKinds[] = {{"rms", NormKind::rms}, {"layer", NormKind::layer}};
+constexpr std::pair<std::string_view, PoolKind> kPoolKinds[] = {
+    {"first", PoolKind::first}, {"last", PoolKind::last}, {"mean", PoolKind::mean}};
 constexpr std::pair<std::string_view, ActivationKind> kActivations[] = {{"silu", ActivationKind::silu},
                                                                         {"gelu", ActivationKind::gelu},
                                                                         {"gelu_tanh", ActivationKind::gelu_tanh},
-                                                                        {"relu", ActivationKind::relu}};
+                                                                        {"relu", ActivationKind::relu},
+                                                                        {"relu2", ActivationKind::relu2}};
+constexpr std::pair<std::string_view, BoundKind> kBounds[] = {{"clamp", BoundKind::clamp}, {"tanh", BoundKind::tanh}};
 constexpr std::pair<std::string_view, Rows> kRows[] = {{"tokens", Rows::tokens}, {"logits", Rows::logits}};
 
 template <typename Enum>
@@ -55,6 +59,15 @@ struct Describe {
   py::dict operator()(const Embed& o) const {
     return py::dict(py::arg("out") = view(o.out), py::arg("table") = o.table, py::arg("scale") = o.scale);
   }
+  py::dict operator()(const AddPositions& o) const {
+    return py::dict(py::arg("out") = view(o.out), py::arg("in") = view(o.in), py::arg("table") = o.table,
+                    py::arg("offset") = o.offset, py::arg("divisor") = o.divisor);
+  }
+  py::dict operator()(const LogScale& o) const { return py::dict(py::arg("x") = view(o.x), py::arg("from") = o.from); }
+  py::dict operator()(const Bound& o) const {
+    return py::dict(py::arg("out") = view(o.out), py::arg("in") = view(o.in), py::arg("kind") = name_in<BoundKind>(o.kind, kBounds),
+                    py::arg("limit") = o.limit);
+  }
   py::dict operator()(const Norm& o) const {
     return py::dict(py::arg("out") = view(o.out), py::arg("in") = view(o.in), py::arg("weight") = o.weight,
                     py::arg("bias") = o.bias, py::arg("kind") = name_in<NormKind>(o.kind, kNormKinds), py::arg("eps") = o.eps,
@@ -71,7 +84,8 @@ struct Describe {
     return py::dict(py::arg("out") = view(o.out), py::arg("q") = view(o.q), py::arg("k") = view(o.k), py::arg("v") = view(o.v),
                     py::arg("layer") = o.layer, py::arg("heads") = o.heads, py::arg("kv_heads") = o.kv_heads,
                     py::arg("head_dim") = o.head_dim, py::arg("scale") = o.scale, py::arg("window") = o.window,
-                    py::arg("soft_cap") = o.soft_cap, py::arg("alibi") = o.alibi, py::arg("sinks") = o.sinks);
+                    py::arg("open_prompt") = o.open_prompt, py::arg("soft_cap") = o.soft_cap, py::arg("alibi") = o.alibi,
+                    py::arg("sinks") = o.sinks);
   }
   py::dict operator()(const Activation& o) const {
     return py::dict(py::arg("out") = view(o.out), py::arg("gate") = view(o.gate), py::arg("up") = view(o.up),
@@ -79,6 +93,10 @@ struct Describe {
   }
   py::dict operator()(const Add& o) const {
     return py::dict(py::arg("out") = view(o.out), py::arg("a") = view(o.a), py::arg("b") = view(o.b));
+  }
+  py::dict operator()(const Pool& o) const {
+    return py::dict(py::arg("out") = view(o.out), py::arg("in") = view(o.in),
+                    py::arg("kind") = name_in<PoolKind>(o.kind, kPoolKinds));
   }
   py::dict operator()(const Select& o) const { return py::dict(py::arg("out") = view(o.out), py::arg("in") = view(o.in)); }
   py::dict operator()(const GatedLinear& o) const {
@@ -99,6 +117,21 @@ void bind_ops(py::class_<Program>& program) {
       .def(
           "embed", [](Program& p, View out, WeightId table, float scale) { p.ops.push_back(Embed{out, table, scale}); },
           py::arg("out"), py::arg("table"), py::arg("scale") = 1.0f)
+      .def(
+          "add_positions",
+          [](Program& p, View out, View in, WeightId table, int64_t offset, int64_t divisor) {
+            p.ops.push_back(AddPositions{out, in, table, offset, divisor});
+          },
+          py::arg("out"), py::arg("in_"), py::kw_only(), py::arg("table"), py::arg("offset") = 0, py::arg("divisor") = 1)
+      .def(
+          "log_scale", [](Program& p, View x, int64_t from) { p.ops.push_back(LogScale{x, from}); }, py::arg("x"), py::kw_only(),
+          py::arg("from_"))
+      .def(
+          "bound",
+          [](Program& p, View out, View in, const std::string& kind, float limit) {
+            p.ops.push_back(Bound{out, in, parse<BoundKind>("bound", kind, kBounds), limit});
+          },
+          py::arg("out"), py::arg("in_"), py::kw_only(), py::arg("kind"), py::arg("limit"))
       .def(
           "norm",
           [](Program& p, View out, View in, WeightId weight, WeightId bias, const std::string& kind, float eps, int64_t group,
@@ -126,7 +159,8 @@ void bind_ops(py::class_<Program>& program) {
       .def(
           "attention",
           [](Program& p, View out, View q, std::optional<View> k, std::optional<View> v, int32_t layer, int64_t heads,
-             int64_t kv_heads, int64_t head_dim, float scale, int64_t window, float soft_cap, int32_t alibi, WeightId sinks) {
+             int64_t kv_heads, int64_t head_dim, float scale, int64_t window, int64_t open_prompt, float soft_cap, int32_t alibi,
+             WeightId sinks) {
             p.ops.push_back(Attention{.out = out,
                                       .q = q,
                                       .k = k.value_or(View{}),
@@ -137,13 +171,14 @@ void bind_ops(py::class_<Program>& program) {
                                       .head_dim = head_dim,
                                       .scale = scale,
                                       .window = window,
+                                      .open_prompt = open_prompt,
                                       .soft_cap = soft_cap,
                                       .alibi = alibi,
                                       .sinks = sinks});
           },
           py::arg("out"), py::arg("q"), py::arg("k"), py::arg("v"), py::kw_only(), py::arg("layer"), py::arg("heads"),
-          py::arg("kv_heads"), py::arg("head_dim"), py::arg("scale"), py::arg("window") = 0, py::arg("soft_cap") = 0.0f,
-          py::arg("alibi") = kNone, py::arg("sinks") = kNone)
+          py::arg("kv_heads"), py::arg("head_dim"), py::arg("scale"), py::arg("window") = 0, py::arg("open_prompt") = -1,
+          py::arg("soft_cap") = 0.0f, py::arg("alibi") = kNone, py::arg("sinks") = kNone)
       .def(
           "activation",
           [](Program& p, View out, View gate, std::optional<View> up, const std::string& kind) {
@@ -153,6 +188,12 @@ void bind_ops(py::class_<Program>& program) {
       .def(
           "add", [](Program& p, View out, View a, View b) { p.ops.push_back(Add{out, a, b}); }, py::arg("out"), py::arg("a"),
           py::arg("b"))
+      .def(
+          "pool",
+          [](Program& p, View out, View in, const std::string& kind) {
+            p.ops.push_back(Pool{out, in, parse<PoolKind>("pool", kind, kPoolKinds)});
+          },
+          py::arg("out"), py::arg("in_"), py::kw_only(), py::arg("kind"))
       .def(
           "select", [](Program& p, View out, View in) { p.ops.push_back(Select{out, in}); }, py::arg("out"), py::arg("in_"))
       .def(
@@ -204,6 +245,8 @@ void bind_program(py::module_& m) {
   program.def(py::init<>())
       .def_readwrite("family", &Program::family)
       .def_readwrite("vocab", &Program::vocab)
+      .def_readwrite("embeds", &Program::embeds)
+      .def_property_readonly("logits_width", &Program::logits_width)
       .def_readwrite("max_positions", &Program::max_positions)
       .def_readwrite("logits", &Program::logits)
       .def(
@@ -232,18 +275,21 @@ void bind_program(py::module_& m) {
       .def(
           "rope_table",
           [](Program& p, int64_t rotary_dim, std::vector<float> inv_freq, bool interleaved, float multiplier, float theta,
-             float dynamic_factor, int64_t max_positions) {
+             float dynamic_factor, bool stepped, std::vector<float> long_inv_freq, int64_t max_positions) {
             p.rope_tables.push_back({.rotary_dim = rotary_dim,
                                      .interleaved = interleaved,
                                      .inv_freq = std::move(inv_freq),
                                      .multiplier = multiplier,
                                      .theta = theta,
                                      .dynamic_factor = dynamic_factor,
+                                     .stepped = stepped,
+                                     .long_inv_freq = std::move(long_inv_freq),
                                      .max_positions = max_positions});
             return static_cast<int32_t>(p.rope_tables.size() - 1);
           },
           py::arg("rotary_dim"), py::arg("inv_freq"), py::kw_only(), py::arg("interleaved") = false, py::arg("multiplier") = 1.0f,
-          py::arg("theta") = 0.0f, py::arg("dynamic_factor") = 0.0f, py::arg("max_positions") = 0)
+          py::arg("theta") = 0.0f, py::arg("dynamic_factor") = 0.0f, py::arg("stepped") = false,
+          py::arg("long_inv_freq") = std::vector<float>(), py::arg("max_positions") = 0)
       .def(
           "alibi_slopes",
           [](Program& p, std::vector<float> slopes) {

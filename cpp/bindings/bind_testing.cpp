@@ -194,8 +194,8 @@ void bind_cache(py::module_& m) {
       .def("give_back", &PagePool::give_back);
 }
 
-using RunningRow = std::tuple<int64_t, int64_t, Tokens, int64_t>;   // known, computed, pages, slots
-using WaitingRow = std::tuple<int64_t, int64_t, int64_t, int64_t>;  // known, computed, unheld, slots
+using RunningRow = std::tuple<int64_t, int64_t, Tokens, int64_t, int64_t>;   // known, computed, pages, slots, whole
+using WaitingRow = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;  // known, computed, unheld, slots, whole
 
 void bind_scheduler(py::module_& m) {
   py::class_<Scheduler>(m, "Scheduler")
@@ -211,10 +211,11 @@ void bind_scheduler(py::module_& m) {
           [](Scheduler& scheduler, const std::vector<RunningRow>& running, const std::vector<WaitingRow>& waiting,
              const Tokens& references, int64_t available) {
             std::vector<PlanSequence> running_view, waiting_view;
-            for (const auto& [known, computed, pages, slots] : running)
-              running_view.push_back({.known = known, .computed = computed, .pages = pages, .slots = slots});
-            for (const auto& [known, computed, unheld, slots] : waiting)
-              waiting_view.push_back({.known = known, .computed = computed, .pages = {}, .unheld = unheld, .slots = slots});
+            for (const auto& [known, computed, pages, slots, whole] : running)
+              running_view.push_back({.known = known, .computed = computed, .pages = pages, .slots = slots, .whole = whole});
+            for (const auto& [known, computed, unheld, slots, whole] : waiting)
+              waiting_view.push_back(
+                  {.known = known, .computed = computed, .pages = {}, .unheld = unheld, .slots = slots, .whole = whole});
             const Plan& plan = scheduler.plan(
                 {.running = running_view, .waiting = waiting_view, .references = references, .available = available});
             const auto runs = [](const std::vector<Plan::Run>& all) {
@@ -282,20 +283,22 @@ void bind_fake_model(py::module_& m) {
   m.def(
       "fake_model",
       [](int64_t vocab, int64_t pages, int64_t page_tokens, int64_t tokens, int64_t sequences, int64_t length_dependent_from,
-         int32_t poison, int64_t max_positions, bool asynchronous) {
+         int32_t poison, int64_t max_positions, bool asynchronous, bool embeds) {
         auto control = std::make_shared<FakeControl>();
         std::unique_ptr<Executable> model = std::make_unique<FakeModel>(
             FakeOptions{.vocab = vocab,
                         .length_dependent_from = length_dependent_from,
                         .poison = poison,
                         .max_positions = max_positions,
-                        .asynchronous = asynchronous},
+                        .asynchronous = asynchronous,
+                        .embeds = embeds},
             Limits{.tokens = tokens, .sequences = sequences, .logit_rows = sequences, .pages = pages, .page_tokens = page_tokens},
             control);
         return py::make_tuple(py::cast(std::move(model)), control);
       },
       py::kw_only(), py::arg("vocab"), py::arg("pages"), py::arg("page_tokens"), py::arg("tokens"), py::arg("sequences"),
-      py::arg("length_dependent_from") = 0, py::arg("poison") = -1, py::arg("max_positions") = 0, py::arg("asynchronous") = false);
+      py::arg("length_dependent_from") = 0, py::arg("poison") = -1, py::arg("max_positions") = 0, py::arg("asynchronous") = false,
+      py::arg("embeds") = false);
   m.def(
       "fake_backend", [](int threads) -> std::shared_ptr<Backend> { return std::make_shared<FakeBackend>(threads); },
       py::arg("threads") = 1);

@@ -31,6 +31,10 @@ FakeModel::FakeModel(const FakeOptions& options, const Limits& limits, std::shar
   program_.family = "fake";
   program_.vocab = options.vocab;
   program_.max_positions = options.max_positions;
+  program_.values.push_back({.name = "logits", .width = options.vocab, .rows = Rows::logits});
+  program_.logits = 0;
+  program_.embeds = options.embeds;
+  if (options.embeds) program_.ops.push_back(Pool{});
   if (options.length_dependent_from > 0) {
     RopeTable table;
     table.dynamic_factor = 2;

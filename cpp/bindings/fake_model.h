@@ -42,6 +42,7 @@ struct FakeOptions {
   int32_t poison = -1;                // a sequence that has this token gets NaN
   int64_t max_positions = 0;
   bool asynchronous = false;
+  bool embeds = false;  // its logits are the embedding of a whole prompt
 };
 
 class FakeModel : public Executable {

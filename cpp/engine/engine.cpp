@@ -45,6 +45,8 @@ struct Engine::State {
       : options(given),
         vocab(model->program().vocab),
         length_dependent_from(model->program().length_dependent_from()),
+        whole_prompts(model->program().whole_prompts()),
+        embeds(model->program().embeds),
         limits(model->limits()),
         longest(longest_sequence(given, *model)),
         loop(std::move(backend), std::move(model), given),
@@ -107,7 +109,11 @@ struct Engine::State {
   void check(const Request& request) const {
     const int64_t prompt = static_cast<int64_t>(request.prompt.size());
     MAGA_REQUIRE(prompt >= 1, "the prompt is empty: it must have at least one token");
-    MAGA_REQUIRE(prompt < longest, "the prompt has ", prompt, " tokens: it must have fewer than ", longest,
+    MAGA_REQUIRE(!whole_prompts || prompt <= options.token_budget, "the prompt has ", prompt,
+                 " tokens: this model must see all of a prompt in one step, and a step carries at most ", options.token_budget,
+                 " (max_num_batched_tokens)");
+    MAGA_REQUIRE(!embeds || request.sequences == 1, "sequences is ", request.sequences, ": an embedding has one");
+    MAGA_REQUIRE(prompt < longest + embeds, "the prompt has ", prompt, " tokens: it must have fewer than ", longest + embeds,
                  ", the longest sequence (max_sequence_length, and what fits into the K/V cache of ", limits.pages, " pages of ",
                  limits.page_tokens, " tokens)");
     for (const int32_t token : request.prompt)
@@ -128,6 +134,7 @@ struct Engine::State {
     accepted->salt = concat(by_length ? prompt : 0, ":", request.cache_salt);
     accepted->cacheable_tokens =
         length_dependent_from > 0 ? std::max(prompt, length_dependent_from - 1) : std::numeric_limits<int64_t>::max();
+    if (whole_prompts) accepted->whole_tokens = prompt, accepted->cacheable_tokens = 0;
     accepted->submitted = Clock::now();
     if (request.timeout_seconds > 0)
       accepted->deadline =
@@ -139,6 +146,7 @@ struct Engine::State {
   const EngineOptions options;
   const int64_t vocab;
   const int64_t length_dependent_from;
+  const bool whole_prompts, embeds;
   const Limits limits;
   const int64_t longest;
   Loop loop;  // of the loop's thread

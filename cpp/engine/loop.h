@@ -62,6 +62,7 @@ class Loop {
     int32_t row = 0;                     // of the logits
     const Sequence* sequence = nullptr;  // for a row that the host samples
     Sampled result;
+    std::vector<float> embedding;
   };
 
   // loop.cpp
@@ -86,10 +87,12 @@ class Loop {
   void finish();
   void choose(StepInFlight* step, std::span<const Drawn> drawn);
   void sample_on_host();
+  void embed();
   void commit(const StepInFlight& step);
   Choice* choice_of(const Entry& entry, int32_t output);
   void fork(Sequence* sequence, const Entry& entry);
   void append(Sequence* sequence, Choice* choice);
+  void deliver(Sequence* sequence, Choice* choice);
   void fail(const StepInFlight& step, const std::string& error);
 
   // The figure of EngineStats that the loop's own work counts for now.

@@ -1,6 +1,7 @@
 // The phases of a step once it has run: choose, commit, and what a failure leaves.
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <utility>
 
 #include "core/check.h"
@@ -65,7 +66,7 @@ void Loop::choose(StepInFlight* step, std::span<const Drawn> drawn) {
     }
   }
   const bool poison_first = any_row && fault_.fires(Fault::Kind::nan, Fault::Place::forward);
-  if (any_on_host) sample_on_host();
+  if (any_on_host) model_->program().embeds ? embed() : sample_on_host();
   if (poison_first)
     for (size_t i = 0; i < used_choices_; ++i)
       if (choices_[i].row == 0) choices_[i].result.status = Sampled::Status::non_finite;
@@ -97,6 +98,19 @@ void Loop::sample_on_host() {
   MAGA_CHECK(!failed, "choosing the tokens failed");
 }
 
+// Rows of the result as they are, where the program embeds.
+void Loop::embed() {
+  const auto rows = model_->logits();
+  const int64_t width = model_->program().logits_width();
+  for (size_t i = 0; i < used_choices_; ++i) {
+    Choice& choice = choices_[i];
+    const auto row = rows.subspan(choice.row * width, width);
+    choice.embedding.assign(row.begin(), row.end());
+    const bool finite = std::all_of(row.begin(), row.end(), [](float x) { return std::isfinite(x); });
+    choice.result.status = finite ? Sampled::Status::ok : Sampled::Status::non_finite;
+  }
+}
+
 void Loop::commit(const StepInFlight& step) {
   for (const Entry& entry : step.entries) {
     Sequence* sequence = entry.sequence;
@@ -111,7 +125,8 @@ void Loop::commit(const StepInFlight& step) {
     cache_.insert(sequence->request->salt, std::span(sequence->tokens).first(cacheable), sequence->pages, &sequence->cached);
     if (entry.row < 0) continue;
     if (!sequence->siblings.empty()) fork(sequence, entry);
-    append(sequence, choice_of(entry, sequence->index));
+    model_->program().embeds ? deliver(sequence, choice_of(entry, sequence->index))
+                             : append(sequence, choice_of(entry, sequence->index));
   }
 }
 
@@ -167,6 +182,16 @@ void Loop::append(Sequence* sequence, Choice* choice) {
   if (finish == FinishReason::none) return;
   sequence->ended = true;
   news.count_end(&request, finish);
+}
+
+// The one event of a prompt that is embedded.
+void Loop::deliver(Sequence* sequence, Choice* choice) {
+  sequence->first_token_seconds = seconds_between(sequence->request->submitted, Clock::now());
+  Event& event = news.report(*sequence, sequence->index);
+  event.embedding = std::move(choice->embedding);
+  event.finish = FinishReason::stop;
+  sequence->ended = true;
+  news.count_end(sequence->request.get(), FinishReason::stop);
 }
 
 // The step threw. What it computed is unknown, so its sequences end; should it have thrown before any was chosen, all of them do,

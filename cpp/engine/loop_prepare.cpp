@@ -39,7 +39,12 @@ const Plan& Loop::plan() {
     if (slots > rules.max_sequences || tokens >= rules.token_budget) break;
     const auto match = cache_.peek(s->request->salt, s->matchable());
     const int64_t computed = match.pages * rules.page_tokens;
-    waiting_view_.push_back({.known = s->known(), .computed = computed, .pages = {}, .unheld = match.unheld, .slots = s->slots()});
+    waiting_view_.push_back({.known = s->known(),
+                             .computed = computed,
+                             .pages = {},
+                             .unheld = match.unheld,
+                             .slots = s->slots(),
+                             .whole = s->request->whole_tokens});
     tokens += s->known() - computed;
   }
   return scheduler_.plan({.running = running_view_,
@@ -56,7 +61,8 @@ PlanSequence Loop::view(const Sequence& sequence) const {
   return {.known = last_is_coming ? sequence.computed : sequence.coming(),
           .computed = sequence.computed,
           .pages = sequence.pages,
-          .slots = last_is_coming ? 0 : sequence.slots()};
+          .slots = last_is_coming ? 0 : sequence.slots(),
+          .whole = sequence.request->whole_tokens};
 }
 
 void Loop::apply(const Plan& plan, StepInFlight* next) {
@@ -150,7 +156,7 @@ void Loop::add_draws(StepInFlight* next, Entry* entry) {
   const Sequence& sequence = *entry->sequence;
   const SamplingParams& params = sequence.request->request.params;
   const int64_t output_tokens = sequence.output_tokens() + sequence.pending;
-  const bool on_host = !asynchronous_ || params.logprobs >= 0 || edits_logits(params, output_tokens);
+  const bool on_host = !asynchronous_ || model_->program().embeds || params.logprobs >= 0 || edits_logits(params, output_tokens);
   next->alone |= on_host || !sequence.siblings.empty();
   if (on_host) return;
   entry->first_draw = static_cast<int32_t>(next->draws.size());

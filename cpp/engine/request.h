@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
@@ -38,6 +39,9 @@ struct Request {
   int priority = 0;            // lower runs first
   double timeout_seconds = 0;  // from submission; 0: none
   std::string cache_salt;      // requests with different salts never share cached pages
+  // Prompt tokens from this one on have positions that are `segment_shift` higher: a second segment's rows in a table of positions.
+  int64_t segment_start = std::numeric_limits<int64_t>::max();
+  int64_t segment_shift = 0;
 };
 
 enum class FinishReason : uint8_t { none, stop, length, cancelled, timeout, error };
@@ -54,10 +58,11 @@ struct Event {
   std::vector<int32_t> tokens;
   std::vector<TokenLogprobs> logprobs;  // as many as tokens, if asked for
   FinishReason finish = FinishReason::none;
-  int32_t stop_token = -1;   // the stop token that ended the output; it is the last of `tokens`
-  int32_t stop_word = -1;    // index into stop_words that ended it; its ids end the output
-  int32_t stop_string = -1;  // index into stop_strings that ended it; the text ends inside the last token
-  std::string error;         // for FinishReason::error
+  int32_t stop_token = -1;       // the stop token that ended the output; it is the last of `tokens`
+  int32_t stop_word = -1;        // index into stop_words that ended it; its ids end the output
+  int32_t stop_string = -1;      // index into stop_strings that ended it; the text ends inside the last token
+  std::string error;             // for FinishReason::error
+  std::vector<float> embedding;  // of the prompt, where the program embeds: the only event, without tokens
   // Figures of the sequence so far.
   int64_t prompt_tokens = 0;
   int64_t cached_tokens = 0;  // prompt tokens found in the prefix cache

@@ -59,7 +59,8 @@ int64_t Scheduler::tokens_that_fit(const PlanSequence& sequence, int64_t wanted)
   const int64_t pages = available_ - must_copy(sequence);
   if (pages < 0) return 0;
   const int64_t room = (static_cast<int64_t>(sequence.pages.size()) + pages) * rules_.page_tokens - sequence.computed;
-  return std::min(wanted, room);
+  const int64_t tokens = std::min(wanted, room);
+  return sequence.computed + tokens < sequence.whole ? 0 : tokens;
 }
 
 // Whether the page that the next token goes into belongs to others too.
@@ -95,7 +96,7 @@ void Scheduler::admit() {
   for (size_t i = 0; i < input_->waiting.size(); ++i) {
     const PlanSequence& sequence = input_->waiting[i];
     const int64_t tokens = std::min(budget_, sequence.known - sequence.computed);
-    if (tokens <= 0 || slots + sequence.slots > rules_.max_sequences) return;
+    if (tokens <= 0 || slots + sequence.slots > rules_.max_sequences || sequence.computed + tokens < sequence.whole) return;
     const int64_t all = pages_for(sequence.known + 1);
     const int64_t needed = all - pages_for(sequence.computed) + sequence.unheld;
     if (needed + reserved > available_) {

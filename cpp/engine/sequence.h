@@ -27,6 +27,7 @@ struct AcceptedRequest {
   uint64_t seed = 0;
   std::string salt;              // of its pages in the prefix cache
   int64_t cacheable_tokens = 0;  // K/V entries up to here may enter the prefix cache
+  int64_t whole_tokens = 0;      // see PlanSequence
   std::shared_ptr<const Vocabulary> vocabulary;
   Clock::time_point submitted;
   Clock::time_point deadline = Clock::time_point::max();

@@ -19,10 +19,11 @@ void StepBuilder::clear() {
 }
 
 int32_t StepBuilder::add(const Sequence& sequence, int64_t tokens, int64_t page_tokens) {
+  const Request& request = sequence.request->request;
   const int64_t end = sequence.computed + tokens;
   for (int64_t i = sequence.computed; i < end; ++i) {
     ids_.push_back(i < sequence.known() ? sequence.tokens[i] : -1 - sequence.draw);
-    positions_.push_back(static_cast<int32_t>(i));
+    positions_.push_back(static_cast<int32_t>(i >= request.segment_start ? i + request.segment_shift : i));
   }
   const int64_t pages = (end + page_tokens - 1) / page_tokens;
   pages_.insert(pages_.end(), sequence.pages.begin(), sequence.pages.begin() + pages);

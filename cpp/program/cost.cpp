@@ -26,6 +26,14 @@ class Costing {
     return {.flops = op.scale == 1 ? 0 : rows_ * op.out.width, .weight_bytes = share * weight_bytes_[op.table]};
   }
 
+  OpCost cost(const AddPositions& op) const {
+    const double share = std::min(1.0, rows_ / static_cast<double>(p_.weights[op.table].shape[0]));
+    return {.flops = rows_ * op.out.width, .weight_bytes = share * weight_bytes_[op.table]};
+  }
+
+  OpCost cost(const LogScale& op) const { return {.flops = rows_ * op.x.width}; }
+  OpCost cost(const Bound& op) const { return {.flops = rows_ * op.out.width}; }
+
   OpCost cost(const Norm& op) const {
     const int per_element = (op.kind == NormKind::rms ? 3 : 5) + (op.weight != kNone) + (op.bias != kNone);
     return {.flops = rows_ * op.out.width * per_element, .weight_bytes = read(op.weight) + read(op.bias)};
@@ -43,7 +51,8 @@ class Costing {
     const double last = work_.context + work_.tokens_per_sequence;
     // The i-th new token sees the context, its predecessors in the step and itself, as far as the window reaches.
     double pairs = 0;
-    for (int64_t i = 0; i < work_.tokens_per_sequence; ++i) pairs += seen(work_.context + i + 1, op.window);
+    for (int64_t i = 0; i < work_.tokens_per_sequence; ++i)
+      pairs += op.open_prompt < 0 ? seen(work_.context + i + 1, op.window) : last;
     pairs *= work_.sequences;
     const double entries = work_.tokens_per_sequence == 0 ? 0
                            : op.window == 0               ? last
@@ -59,6 +68,7 @@ class Costing {
   OpCost cost(const Activation& op) const { return {.flops = rows_ * op.out.width * (op.up ? 2.0 : 1.0)}; }
   OpCost cost(const Add& op) const { return {.flops = rows_ * op.out.width}; }
   OpCost cost(const Select&) const { return {}; }
+  OpCost cost(const Pool&) const { return {}; }
 
   OpCost cost(const GatedLinear& op) const {
     const double per_output = 2 * (2.0 * op.in.width + (op.bias != kNone)) + 2;

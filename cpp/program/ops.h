@@ -23,7 +23,9 @@ struct View {
 };
 
 enum class NormKind : uint8_t { rms, layer };
-enum class ActivationKind : uint8_t { silu, gelu, gelu_tanh, relu };
+enum class ActivationKind : uint8_t { silu, gelu, gelu_tanh, relu, relu2 };  // relu2: the square of relu
+enum class BoundKind : uint8_t { clamp, tanh };
+enum class PoolKind : uint8_t { first, last, mean };
 
 // out[t] = table[ids[t]] * scale
 struct Embed {
@@ -32,12 +34,20 @@ struct Embed {
   float scale = 1;
 };
 
+// out[t] = in[t] + table[position of t / divisor + offset]: learned positions, or segments of `divisor` positions
+struct AddPositions {
+  View out, in;
+  WeightId table = kNone;  // (positions / divisor + offset, width)
+  int64_t offset = 0;
+  int64_t divisor = 1;
+};
+
 // Normalises each run of `group` columns: the whole row, or each head. y = x / rms(x) * (weight + weight_offset) + bias;
 // `layer` subtracts the mean first.
 struct Norm {
   View out, in;
-  WeightId weight = kNone;  // (group)
-  WeightId bias = kNone;    // (group)
+  WeightId weight = kNone;  // (group), the same for each run, or (out.width), each run's own
+  WeightId bias = kNone;    // as the weight
   NormKind kind = NormKind::rms;
   float eps = 0;
   float weight_offset = 0;
@@ -59,6 +69,12 @@ struct Rope {
   int32_t table = kNone;
 };
 
+// x[t] *= max(1, log(position of t + 1) / log(from)), in place: of queries, it keeps attention sharp over contexts beyond `from`.
+struct LogScale {
+  View x;
+  int64_t from = 0;
+};
+
 // Writes k and v of the step's tokens into the pages of `layer`, then attends: causal, over all earlier tokens of each sequence.
 // With `k` and `v` empty the keys and values are in the pages already (see PrepareQkv). A score is, in this order: q · k * scale;
 // soft_cap * tanh(score / soft_cap); + slope * (index of the key - index of the query).
@@ -68,7 +84,9 @@ struct Attention {
   int32_t layer = 0;
   int64_t heads = 0, kv_heads = 0, head_dim = 0;
   float scale = 1;
-  int64_t window = 0;      // a query sees this many keys, itself included; 0: all
+  int64_t window = 0;  // a query sees this many keys, itself included; 0: all
+  int64_t open_prompt =
+      -1;                  // from 0 on: every token sees the whole prompt but for its last so many tokens; -1: only what is before
   float soft_cap = 0;      // 0: none
   int32_t alibi = kNone;   // of Program::alibi_slopes
   WeightId sinks = kNone;  // (heads) a score a head that takes part in the softmax and has no value
@@ -85,9 +103,22 @@ struct Add {
   View out, a, b;
 };
 
+// clamp: out = in, no further from 0 than `limit`; tanh: out = limit * tanh(in / limit)
+struct Bound {
+  View out, in;
+  BoundKind kind = BoundKind::clamp;
+  float limit = 0;
+};
+
 // Keeps the rows of the step that need logits.
 struct Select {
   View out, in;
+};
+
+// For each row that needs logits, of the tokens that its sequence brings: the first one's row, its own, or the mean of all.
+struct Pool {
+  View out, in;
+  PoolKind kind = PoolKind::first;
 };
 
 // --- Fused ops. `fuse` makes them; each equals the plain ops named in its comment. ---
@@ -112,10 +143,12 @@ struct PrepareQkv {
   int64_t heads = 0, kv_heads = 0, head_dim = 0;
 };
 
-using Op = std::variant<Embed, Norm, Linear, Rope, Attention, Activation, Add, Select, GatedLinear, PrepareQkv>;
+using Op = std::variant<Embed, Norm, Linear, Rope, Attention, Activation, Add, Select, GatedLinear, PrepareQkv, AddPositions,
+                        LogScale, Bound, Pool>;
 
-constexpr std::string_view kOpNames[] = {"embed",      "norm", "linear", "rope",         "attention",
-                                         "activation", "add",  "select", "gated_linear", "prepare_qkv"};
+constexpr std::string_view kOpNames[] = {"embed",         "norm",      "linear", "rope",         "attention",
+                                         "activation",    "add",       "select", "gated_linear", "prepare_qkv",
+                                         "add_positions", "log_scale", "bound",  "pool"};
 static_assert(std::size(kOpNames) == std::variant_size_v<Op>);
 
 inline std::string_view name_of(const Op& op) { return kOpNames[op.index()]; }

@@ -1,8 +1,10 @@
 // The ragged batch that every op sees. Prefill, a chunk of it and decode differ only in how many tokens a sequence brings.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
+#include <utility>
 
 namespace maga {
 
@@ -11,7 +13,7 @@ struct Step {
   std::span<const int32_t> positions;       // (tokens) for rope; apart from K/V indices, since prefixes and trees shift them
   std::span<const int32_t> sequence_start;  // (sequences + 1) first token of each sequence; the last entry is `tokens`
   std::span<const int32_t> kv_length;       // (sequences) K/V entries once this step's tokens are written
-  std::span<const int32_t> prompt_length;   // (sequences) length-dependent rope uses max(prompt_length, position + 1)
+  std::span<const int32_t> prompt_length;   // (sequences) for length-dependent rope and open prompts
   std::span<const int32_t> page_start;      // (sequences + 1) first entry of each sequence in `pages`
   std::span<const int32_t> pages;           // page ids, in order of K/V index
   std::span<const int32_t> logit_rows;      // (rows) tokens whose logits are wanted, ascending
@@ -21,6 +23,16 @@ struct Step {
 
   int64_t tokens() const { return static_cast<int64_t>(ids.size()); }
   int64_t sequences() const { return static_cast<int64_t>(kv_length.size()); }
+  // The tokens [first, second) that the sequence of this one brings.
+  std::pair<int64_t, int64_t> brought_with(int64_t token) const {
+    const auto end = std::upper_bound(sequence_start.begin(), sequence_start.end(), token);
+    return {*(end - 1), *end};
+  }
+
+  // Keys of sequence s below this index are seen by every token of it: see Attention::open_prompt.
+  int64_t open_keys(int64_t s, int64_t open_prompt) const {
+    return open_prompt < 0 || prompt_length.empty() ? 0 : std::min<int64_t>(kv_length[s], prompt_length[s] - open_prompt);
+  }
 };
 
 }  // namespace maga

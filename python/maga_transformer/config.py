@@ -51,6 +51,20 @@ def _dtype_name(value: object) -> object:
     return _DTYPE_NAMES.get(value.lower(), value.lower()) if isinstance(value, str) else value
 
 
+_TASK_NAMES = {  # RTP-LLM's
+    "language_model": "generate",
+    "dense_embedding": "embed",
+    "seq_classification": "score",
+    "reranker": "score",
+    "1": "embed",
+    "0": "auto",
+}
+
+
+def _task_name(value: object) -> object:
+    return _TASK_NAMES.get(value.lower(), value.lower()) if isinstance(value, str) else value
+
+
 def _lower(value: object) -> object:
     return value.lower() if isinstance(value, str) else value
 
@@ -81,6 +95,9 @@ class Config(BaseModel):
         "auto", "auto: the checkpoint's tensors; dummy: random weights of the shapes that config.json gives"
     )
     model_type: str = _setting("", "model family; empty: read from the checkpoint")
+    task: Annotated[Literal["auto", "generate", "embed", "score"], BeforeValidator(_task_name)] = _setting(
+        "auto", "what the model is served for; auto: what its files say", env=("TASK", "TASK_TYPE", "EMBEDDING_MODEL")
+    )
     served_model_name: Annotated[list[str], BeforeValidator(_comma_list)] = _setting(
         [], "names the model answers to, comma separated; empty: the checkpoint's name"
     )

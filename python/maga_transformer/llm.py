@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from maga_transformer.config import Config
+from maga_transformer.embedding import Input, Vector, unit
 from maga_transformer.generate_config import GenerateConfig
+from maga_transformer.models.task import EMBED, SCORE
 from maga_transformer.output import SequenceText
 from maga_transformer.request import Fault, Job, RequestError
 from maga_transformer.startup import load_runtime
@@ -100,6 +102,34 @@ class LLM:
         """The answer to a conversation, through the model's own chat template."""
         text = self.tokenizer.apply_chat_template([dict(turn) for turn in messages], None, add_generation_prompt=True)
         return self.generate(self.tokenizer.encode(text, add_special_tokens=False), **sampling)
+
+    def embed(self, texts: str | Sequence[str], *, dimensions: int | None = None) -> Vector:
+        """(width) of one text, or (texts, width), by a model that embeds. Raises RequestError."""
+        embedder = self._runtime.embedder
+        embedder.require(EMBED)
+        several = [texts] if isinstance(texts, str) else list(texts)
+        rows = self._rows([embedder.encode(text) for text in several])
+        vectors = np.stack([embedder.embedding(row, dimensions=dimensions) for row in rows])
+        return vectors[0] if isinstance(texts, str) else vectors
+
+    def score(self, query: str, documents: Sequence[str]) -> list[float]:
+        """How well each document answers the query: by a reranker from 0 to 1, by a model that embeds as a cosine."""
+        embedder = self._runtime.embedder
+        embedder.require(EMBED, SCORE)
+        if embedder.task.kind == EMBED:
+            vectors = [unit(vector) for vector in self.embed([query, *documents])]
+            return [float(vectors[0] @ vector) for vector in vectors[1:]]
+        return [embedder.relevance(row) for row in self._rows([embedder.encode(query, text, truncate=-1) for text in documents])]
+
+    def _rows(self, inputs: Sequence[Input]) -> list[Vector]:
+        runs = [_Run(self, self._runtime.prepare_input(item)) for item in inputs]
+        try:
+            for run in runs:
+                run.start()
+            return [run.row() for run in runs]
+        finally:
+            for run in runs:
+                run.cancel()
 
     def close(self) -> None:
         """Cancels what runs. Further calls raise."""
@@ -189,6 +219,9 @@ class _Run:
                     yield delta
         finally:
             self.cancel()
+
+    def row(self) -> Vector:
+        return self._next().embedding
 
     def result(self) -> Result:
         texts = [SequenceText(self._runtime.tokenizer, self._job.sampling) for _ in range(self._job.sequences)]

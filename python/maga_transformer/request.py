@@ -77,6 +77,7 @@ class Job:
     priority: int = 0
     timeout_seconds: float = 0.0
     cache_salt: str = ""
+    segment_start: int | None = None  # of a prompt that is embedded: where its second text begins
 
 
 def quote(value: Any) -> str:

@@ -12,6 +12,8 @@ import numpy as np
 
 from maga_transformer import _core
 from maga_transformer.config import Config
+from maga_transformer.embedding import Embedder, Input
+from maga_transformer.models.task import GENERATE, Task
 from maga_transformer.request import Fault, Job, RequestError, Sampling, quote
 
 if TYPE_CHECKING:
@@ -37,6 +39,9 @@ class Description:
     card_bytes: int  # memory of the GPU; 0 on a CPU
     load_seconds: float
     sampling_defaults: Mapping[str, Any]
+    task: Task
+    segment_shift: int  # of the positions of a second text
+    embedding_width: int  # 0: the model generates
 
 
 class Runtime:
@@ -51,6 +56,9 @@ class Runtime:
         self.tokenizer = tokenizer
         self.token_bytes = token_bytes
         self.description = description
+        limits = (description.context, config.max_num_batched_tokens, description.task.max_tokens)
+        longest = min(limit for limit in limits if limit)
+        self.embedder = Embedder(tokenizer, description.task, longest)
         self.draining = False
         self.on_finish: Callable[[_core.Event], None] = lambda event: None
         self._jobs: dict[int, tuple[Sink, int]] = {}  # request -> its sink, and how many sequences still run
@@ -63,6 +71,7 @@ class Runtime:
     def prepare(self, job: Job) -> Job:
         """Checks the prompt, and completes the sampling: limits that fit, end-of-text tokens, the operator's stop words."""
         vocab, context = self.tokenizer.vocab_size, self.description.context
+        self.embedder.require(GENERATE)
         if not job.prompt:
             raise RequestError(Fault.empty_prompt, "the prompt is empty: it has no token")
         ids = np.asarray(job.prompt)
@@ -111,6 +120,8 @@ class Runtime:
 
     def check_stop_words(self) -> None:
         """Raises what every request would, should the configured stop words be wrong."""
+        if self.description.task.kind != GENERATE:
+            return
         job = self.prepare(Job(prompt=[0], sampling=Sampling(max_new_tokens=1)))
         self._params(job.sampling).validate(self.tokenizer.vocab_size)
 
@@ -128,14 +139,23 @@ class Runtime:
                         Fault.parameter, f"{name}: token id {quote(token)} is outside the vocabulary, valid: 0 to {vocab - 1}", name
                     )
 
+    def prepare_input(self, item: Input) -> Job:
+        """Of something to embed or to score; its one event has the result."""
+        return Job(prompt=item.ids, sampling=Sampling(max_new_tokens=1), segment_start=item.segment_start)
+
     def submit(self, job: Job, sink: Sink) -> int:
-        """Takes a job that `prepare` returned. Never waits. Returns the request's number, for `cancel`."""
+        """Takes a job that `prepare` or `prepare_input` returned. Never waits. Returns the request's number, for `cancel`."""
         if self.draining:
             raise RequestError(Fault.draining, "shutting down: no new requests are taken")
         limit = self.config.concurrency_limit
         if limit and len(self._jobs) >= limit:
             raise RequestError(Fault.busy, f"{limit} requests are running or waiting already, as many as CONCURRENCY_LIMIT allows")
         params = self._params(job.sampling)
+        segment = (
+            {}
+            if job.segment_start is None
+            else {"segment_start": job.segment_start, "segment_shift": self.description.segment_shift}
+        )
         with self._lock:
             try:
                 request = self.engine.submit(
@@ -145,6 +165,7 @@ class Runtime:
                     priority=job.priority,
                     timeout_seconds=job.timeout_seconds,
                     cache_salt=job.cache_salt,
+                    **segment,
                 )
             except _core.BusyError as error:
                 raise RequestError(Fault.busy, str(error)) from None

@@ -36,7 +36,7 @@ def load_runtime(config: Config) -> Runtime:
         raise ConfigError(f"DEVICE={config.device}: {error}") from None
     config = config.for_device(device.defaults)
     source = checkpoint.open_checkpoint(config.checkpoint_path, config.load_format)
-    program, family = models.build_program(source, config.model_type or None)
+    program, family = models.build_program(source, config.model_type or None, config.task)
     backend, own_kv_dtype = make_backend(config, device, source.dtype(family.embedding))
     words = tokenizer.load_tokenizer(config.tokenizer_path or None, source)
     kv_dtype = config.kv_cache_dtype if config.kv_cache_dtype != "auto" else own_kv_dtype
@@ -103,6 +103,9 @@ def load_runtime(config: Config) -> Runtime:
         card_bytes=device.card.total_bytes if device.card else 0,
         load_seconds=time.monotonic() - started,
         sampling_defaults=defaults,
+        task=family.task,
+        segment_shift=family.segment_shift(),
+        embedding_width=program.logits_width if program.embeds else 0,
     )
     runtime = Runtime(config, engine, words, token_bytes, description)
     try:

@@ -40,8 +40,6 @@ REFUSED: dict[str, tuple[frozenset[str], str]] = {
     "SP_CHECKPOINT_PATH": (_UNSET, _SPECULATE),
     "SP_TYPE": (_UNSET, _SPECULATE),
     "TREE_DECODE_CONFIG": (_UNSET, _SPECULATE),
-    "EMBEDDING_MODEL": (_OFF, "embedding models are not supported yet; valid: 0, or leave it unset"),
-    "TASK_TYPE": (frozenset({"", "language_model"}), "embedding and ranking models are not supported yet; valid: LANGUAGE_MODEL"),
     "VIT_TRT": (_OFF, "vision towers are not supported yet; valid: 0, or leave it unset"),
     "VIT_SEPARATION": (_OFF, "vision towers are not supported yet; valid: 0, or leave it unset"),
     "MODEL_TEMPLATE_TYPE": (_UNSET, "built-in chat formats are not supported yet; the checkpoint's own template is used"),

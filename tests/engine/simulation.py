@@ -60,6 +60,7 @@ class World:
     poison: int = -1
     max_sequence_length: int = 0
     vocabulary: list[bytes] | None = None
+    embeds: bool = False
     asynchronous: ClassVar[bool] = False  # set by the fixture `device`
 
     @property
@@ -114,6 +115,7 @@ class Harness:
             length_dependent_from=world.length_dependent_from,
             poison=world.poison,
             asynchronous=world.asynchronous,
+            embeds=world.embeds,
         )
         self.engine = _core.Engine(
             testing.fake_backend(threads),

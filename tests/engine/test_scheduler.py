@@ -6,9 +6,9 @@ from simulation import testing
 
 
 def plan(running=(), waiting=(), references=None, available=None, total=16, budget=8, sequences=4, page_tokens=4):
-    """`running`: (known, computed, pages[, slots]); `waiting`: (known, computed, unheld[, slots])."""
-    running = [(*r, 1)[:4] for r in running]
-    waiting = [(*w, 1)[:4] for w in waiting]
+    """`running`: (known, computed, pages[, slots[, whole]]); `waiting`: (known, computed, unheld[, slots[, whole]])."""
+    running = [(*r, *(1, 0)[len(r) - 3 :]) for r in running]
+    waiting = [(*w, *(1, 0)[len(w) - 3 :]) for w in waiting]
     held = [page for r in running for page in r[2]]
     if references is None:
         references = [held.count(page) for page in range(total)]
@@ -29,6 +29,15 @@ def test_decodes_come_first_and_chunks_fill_the_budget():
 def test_a_prompt_within_the_budget_is_not_cut():
     assert plan(waiting=[(8, 0, 0), (5, 0, 0)], budget=16)["admitted"] == {0: 8, 1: 5}
     assert plan(waiting=[(8, 0, 0), (5, 0, 0)], budget=10)["admitted"] == {0: 8, 1: 2}
+
+
+def test_a_prompt_that_must_be_whole_waits_for_a_step_with_room():
+    waiting = [(5, 0, 0), (6, 0, 0, 1, 6), (2, 0, 0)]
+    assert plan(waiting=waiting, budget=10)["admitted"] == {0: 5}, "nobody overtakes it"
+    assert plan(waiting=waiting[1:], budget=10)["admitted"] == {0: 6, 1: 2}
+    assert plan(waiting=[(9, 0, 0, 1, 6)], budget=7)["admitted"] == {0: 7}, "what follows the prompt may be cut"
+    assert plan(running=[(7, 6, [0, 1], 1, 6), (9, 0, [], 1, 9)], budget=9)["running"] == {0: 1}
+    assert plan(running=[(9, 0, [2], 1, 9)], total=3, references=[1, 1, 1], available=0)["running"] == {}
 
 
 def test_what_the_prefix_cache_has_costs_no_budget():

@@ -16,7 +16,7 @@ from .weights import Form, from_bf16, matrix, to_bf16
 Builder = Callable[[np.random.Generator], Case]
 
 
-# --- embed, norm, activation, add, select ---
+# --- embed, add_positions, norm, activation, bound, add, select ---
 
 
 def embed(form: Form, width: int, tokens: int, scale: float) -> Iterator[tuple[str, Builder]]:
@@ -31,21 +31,52 @@ def embed(form: Form, width: int, tokens: int, scale: float) -> Iterator[tuple[s
     yield f"embed-{form}-{width}-x{tokens}-scale{scale:g}", build
 
 
-def norm(kind: str, width: int, group: int, tokens: int, *, bias: bool = False, offset: float = 0.0, in_place: bool = False) -> Any:
+def add_positions(
+    form: Form, width: int, spans: str, offset: int, in_place: bool, divisor: int = 1
+) -> Iterator[tuple[str, Builder]]:
+    def build(rng: np.random.Generator) -> Case:
+        p = OpProgram(rng)
+        lengths, steps = spans_of(spans)
+        wide = p.keep(p.input("in", width + 5))
+        view = View(wide.value, 2, width)
+        table = p.weight(matrix(rng, -(-max(lengths) // divisor) + offset, width, form))
+        p.program.add_positions(view if in_place else p.output("out", width), view, table=table, offset=offset, divisor=divisor)
+        step = PageTables(rng, lengths).step(steps[-1])
+        return p.case([Run(step, {wide.value: rows(rng, len(step["ids"]), wide.width)})])
+
+    extras = f"{'-in-place' if in_place else ''}{f'-divisor{divisor}' if divisor > 1 else ''}"
+    yield f"add_positions-{form}-{width}-{spans}-offset{offset}{extras}", build
+
+
+def norm(
+    kind: str,
+    width: int,
+    group: int,
+    tokens: int,
+    *,
+    bias: bool = False,
+    offset: float = 0.0,
+    in_place: bool = False,
+    weight: str = "shared",
+) -> Any:
+    """`weight`: "shared" by the groups, each group's "own", or "no"."""
+
     def build(rng: np.random.Generator) -> Case:
         p = OpProgram(rng)
         # Columns in the middle of wider values: what stands beside them must stay as it was.
         wide = p.keep(p.input("in", width + 5))
         view = View(wide.value, 2, width)
         out = view if in_place else p.output("out", width)
-        weight = p.vector(group, 1.0)
+        size = width if weight == "own" else group
+        weights = -1 if weight == "no" else p.vector(size, 1.0)
         p.program.norm(
-            out, view, weight=weight, bias=p.vector(group) if bias else -1, kind=kind, eps=1e-5, group=group, weight_offset=offset
+            out, view, weight=weights, bias=p.vector(size) if bias else -1, kind=kind, eps=1e-5, group=group, weight_offset=offset
         )
         x = rows(rng, tokens, wide.width) * rng.uniform(0.01, 30, (tokens, 1)).astype(np.float32)
         return p.case([Run(plain_step(tokens, rng), {wide.value: x})])
 
     extras = f"{'-bias' if bias else ''}{f'-offset{offset:g}' if offset else ''}{'-in-place' if in_place else ''}"
+    extras += "" if weight == "shared" else f"-{weight}-weight"
     yield f"norm-{kind}-{width}-by{group}-x{tokens}{extras}", build
 
 
@@ -60,6 +91,36 @@ def activation(kind: str, width: int, tokens: int, *, up: bool = True, in_place:
         return p.case([Run(plain_step(tokens, rng), {both.value: x})])
 
     yield f"activation-{kind}-{width}-x{tokens}{'' if up else '-alone'}{'-in-place' if in_place else ''}", build
+
+
+def bound(kind: str, limit: float, width: int, tokens: int, *, in_place: bool = False) -> Iterator[tuple[str, Builder]]:
+    def build(rng: np.random.Generator) -> Case:
+        p = OpProgram(rng)
+        wide = p.keep(p.input("in", width + 3))
+        view = View(wide.value, 3, width)
+        p.program.bound(view if in_place else p.output("out", width), view, kind=kind, limit=limit)
+        x = rows(rng, tokens, wide.width) * 2 * limit * rng.uniform(0, 1, (tokens, 1)).astype(np.float32) ** 4
+        x[0, 3 : 3 + min(width, 4)] = [0.0, 1e30, -1e30, limit][: min(width, 4)]
+        return p.case([Run(plain_step(tokens, rng), {wide.value: x})])
+
+    yield f"bound-{kind}{limit:g}-{width}-x{tokens}{'-in-place' if in_place else ''}", build
+
+
+def capped_logits(vocab: int, width: int, tokens: int, limit: float) -> Iterator[tuple[str, Builder]]:
+    """A bound on the program's logits, which a backend may keep in a type of their own."""
+
+    def build(rng: np.random.Generator) -> Case:
+        p = OpProgram(rng)
+        x, selected = p.input("x", width), p.program.value("selected", width, "logits")
+        p.program.select(selected, x)
+        logits = p.output("logits", vocab, "logits")
+        p.program.linear(logits, selected, weight=p.weight(matrix(rng, vocab, width, Form("fp32"))))
+        p.program.bound(logits, logits, kind="tanh", limit=limit)
+        p.program.logits, p.program.vocab = logits.value, vocab
+        step = plain_step(tokens, rng, vocab) | {"logit_rows": list(range(0, tokens, 2))}
+        return p.case([Run(step, {x.value: rows(rng, tokens, width)})])
+
+    yield f"bound-logits-{vocab}x{width}-x{tokens}", build
 
 
 def add(width: int, tokens: int, in_place: bool) -> Iterator[tuple[str, Builder]]:
@@ -81,6 +142,23 @@ def select(width: int, tokens: int, chosen: list[int]) -> Iterator[tuple[str, Bu
         return p.case([Run(step, {x.value: rows(rng, tokens, width + 2)})])
 
     yield f"select-{width}-{len(chosen)}of{tokens}", build
+
+
+def pool(width: int, spans: str, kind: str, *, last: bool = False) -> Iterator[tuple[str, Builder]]:
+    """`last`: the rows are each sequence's last token; else some token of every other one."""
+
+    def build(rng: np.random.Generator) -> Case:
+        p = OpProgram(rng)
+        x = p.input("x", width + 2)
+        p.program.pool(p.output("out", width, "logits"), View(x.value, 1, width), kind=kind)
+        lengths, steps = spans_of(spans)
+        step = PageTables(rng, lengths).step(steps[-1])
+        if not last:
+            starts = list(itertools.pairwise(step["sequence_start"]))[::2]
+            step["logit_rows"] = [int(rng.integers(begin, end)) for begin, end in starts if end > begin]
+        return p.case([Run(step, {x.value: rows(rng, len(step["ids"]), width + 2)})])
+
+    yield f"pool-{kind}-{width}-{spans}{'-last' if last else ''}", build
 
 
 # --- linear, gated_linear ---
@@ -155,6 +233,8 @@ class RopeForm:
     multiplier: float = 1.0
     dynamic: float = 0.0
     max_positions: int = 0
+    stepped: bool = False
+    long: bool = False  # frequencies of their own beyond max_positions
 
     def table(self, program: Program) -> int:
         inv_freq = [10000.0 ** (-2 * i / self.rotary) for i in range(self.rotary // 2)]
@@ -163,13 +243,17 @@ class RopeForm:
             inv_freq,
             interleaved=self.interleaved,
             multiplier=self.multiplier,
-            theta=10000.0 if self.dynamic else 0.0,
+            theta=10000.0 if self.dynamic or self.stepped else 0.0,
             dynamic_factor=self.dynamic,
+            stepped=self.stepped,
+            long_inv_freq=[f / (1 + i) for i, f in enumerate(inv_freq)] if self.long else [],
             max_positions=self.max_positions,
         )
 
     def __str__(self) -> str:
-        parts = [f"rope{self.rotary}", "interleaved" * self.interleaved, f"dynamic{self.max_positions}" if self.dynamic else ""]
+        parts = [f"rope{self.rotary}", "interleaved" * self.interleaved]
+        kinds = {"dynamic": bool(self.dynamic), "stepped": self.stepped, "long": self.long}
+        parts += [f"{kind}{self.max_positions}" for kind, used in kinds.items() if used]
         return "-".join(filter(None, [*parts, f"times{self.multiplier:g}" if self.multiplier != 1 else ""]))
 
 
@@ -211,6 +295,18 @@ def rope(
     yield f"{form}-head{head_dim}-x{heads}-{spans}{f'-prompt{prompt}' if prompt else ''}{f'-shift{shift}' if shift else ''}", build
 
 
+def log_scale(width: int, spans: str, from_: int) -> Iterator[tuple[str, Builder]]:
+    def build(rng: np.random.Generator) -> Case:
+        p = OpProgram(rng)
+        x = p.keep(p.input("x", width + 3))
+        p.program.log_scale(View(x.value, 1, width), from_=from_)
+        lengths, steps = spans_of(spans)
+        step = PageTables(rng, lengths).step(steps[-1])
+        return p.case([Run(step, {x.value: rows(rng, len(step["ids"]), x.width)})])
+
+    yield f"log_scale-{width}-{spans}-from{from_}", build
+
+
 def attention(
     head_dim: int,
     heads: int,
@@ -225,6 +321,7 @@ def attention(
     alibi: bool = False,
     sinks: bool = False,
     tree: bool = False,
+    open_prompt: int = -1,
 ) -> Iterator[tuple[str, Builder]]:
     """`tree`: each new token sees itself and a random part of those before it."""
 
@@ -247,6 +344,7 @@ def attention(
             head_dim=head_dim,
             scale=1.5 / math.sqrt(head_dim),
             window=window,
+            open_prompt=open_prompt,
             soft_cap=soft_cap,
             alibi=p.program.alibi_slopes([2.0 ** (-8 * (h + 1) / heads) for h in range(heads)]) if alibi else -1,
             sinks=p.vector(heads) if sinks else -1,
@@ -255,7 +353,9 @@ def attention(
         tables = PageTables(rng, lengths, page_tokens)
         runs = []
         for span in steps:
-            step = tables.step(span)
+            # Prompts end in the middle of what the step brings, before it, or behind it.
+            prompts = [max(1, (3 * begin + 5 * end) // 8 + s % 3 - 1) for s, begin, end in span] if open_prompt >= 0 else None
+            step = tables.step(span, prompt_length=prompts)
             if tree and span is steps[-1]:
                 step["tree"] = [random_bits(rng, i) for _, begin, end in span for i in range(end - begin)]
             # Keys and values that fp16 and bf16 pages hold exactly, so that every kind of page has one tolerance.
@@ -264,6 +364,7 @@ def attention(
 
     extras = f"{f'-window{window}' if window else ''}{f'-v{v_dim}' if v_dim else ''}-{kv_dtype}-pages{page_tokens}"
     extras += f"{f'-cap{soft_cap:g}' if soft_cap else ''}{'-alibi' * alibi}{'-sinks' * sinks}{'-tree' * tree}"
+    extras += f"{f'-open{open_prompt}' if open_prompt >= 0 else ''}"
     yield f"attention-{head_dim}-{heads}over{kv_heads}-{spans}{extras}", build
 
 
@@ -334,7 +435,25 @@ def table() -> Iterator[tuple[str, Builder]]:
     yield from embed(Form("fp32"), 7, 1, 3.5)
     yield from embed(Form("bf16"), 131, 5, 0.25)
 
+    for form, width, spans, offset, in_place in (
+        (dense_forms[0], 96, "ragged", 0, False),
+        (dense_forms[1], 33, "decodes", 2, True),
+        (dense_forms[2], 1024, "prefill", 2, False),
+        (q8, 64, "ragged", 1, True),
+    ):
+        yield from add_positions(form, width, spans, offset, in_place)
+    yield from add_positions(dense_forms[0], 48, "ragged", 1, False, divisor=7)
+
     for kind in ("rms", "layer"):
+        for weight, width, bias in (
+            ("no", 66, False),
+            ("own", 66, False),
+            ("own", 768, True),
+            ("no", 1024, False),
+            ("own", 39, True),
+        ):
+            yield from norm(kind, width, width // 3 if width % 3 == 0 else width, 5, weight=weight, bias=bias)
+        yield from norm(kind, 512, 128, 7, weight="own", offset=1.0, in_place=True)
         for width, tokens in ((1, 3), (7, 1), (64, 5), (100, 33), (576, 4), (1023, 2)):
             yield from norm(kind, width, width, tokens, bias=kind == "layer")
         for group in (64, 80, 96, 128, 256, 37):
@@ -342,16 +461,25 @@ def table() -> Iterator[tuple[str, Builder]]:
         yield from norm(kind, 66, 66, 4, offset=1.0, bias=True)
         yield from norm(kind, 48, 48, 4, in_place=True)
 
-    for kind in ("silu", "gelu", "gelu_tanh", "relu"):
+    for kind in ("silu", "gelu", "gelu_tanh", "relu", "relu2"):
         for width, tokens in ((1, 2), (7, 3), (64, 5), (1000, 7)):
             yield from activation(kind, width, tokens)
         yield from activation(kind, 67, 4, up=False)
         yield from activation(kind, 40, 4, in_place=True)
 
+    for kind, limit in (("clamp", 1.5), ("tanh", 30.0), ("tanh", 0.7)):
+        for width, tokens, in_place in ((1, 2, False), (64, 5, True), (1000, 7, False)):
+            yield from bound(kind, limit, width, tokens, in_place=in_place)
+    yield from capped_logits(131, 64, 9, 5.0)
+    yield from capped_logits(256, 576, 70, 30.0)
+
     for width, tokens, in_place in ((1, 1, False), (7, 3, True), (64, 1, False), (577, 20, True), (577, 20, False)):
         yield from add(width, tokens, in_place)
     for width, tokens, chosen in ((5, 9, [0, 3, 8]), (576, 33, [32]), (64, 4, [0, 1, 2, 3]), (33, 6, [])):
         yield from select(width, tokens, chosen)
+    for kind in ("first", "last", "mean"):
+        yield from pool(100, "ragged", kind)
+        yield from pool(64, "prefill", kind, last=True)
 
     yield from linears(dense_forms, every_width, every_group)
     for form in [*dense_forms, q4, q8]:
@@ -369,6 +497,7 @@ def table() -> Iterator[tuple[str, Builder]]:
             ("gelu_tanh", 33, 5, True),
             ("gelu", 100, 37, False),
             ("relu", 1, 2, True),
+            ("relu2", 40, 3, False),
         ):
             yield from gated_linear(form, out, 160, tokens, kind, bias)
 
@@ -379,6 +508,11 @@ def table() -> Iterator[tuple[str, Builder]]:
         yield from rope(form, 64, 2, "ragged")
         yield from rope(form, 64, 2, "ragged", shift=20000)
     yield from rope(RopeForm(64, dynamic=2.0, max_positions=64), 64, 2, "decodes", prompt=90)
+    for form in (RopeForm(64, stepped=True, max_positions=40), RopeForm(48, True, long=True, max_positions=40)):
+        for prompt in (0, 41, 80, 81, 400):
+            yield from rope(form, 64, 2, "ragged", prompt=prompt)
+    for width, spans, from_ in ((64, "ragged", 16), (37, "decodes", 40), (1024, "prefill", 20), (96, "far", 2)):
+        yield from log_scale(width, spans, from_)
 
     for head_dim in (64, 80, 96, 128, 256, 37, 1):
         for spans in ("prefill", "decode", "ragged", "decodes"):
@@ -398,6 +532,8 @@ def table() -> Iterator[tuple[str, Builder]]:
         yield from attention(64, 6, 2, spans, alibi=True)
         yield from attention(64, 4, 1, spans, sinks=True)
         yield from attention(64, 4, 2, spans, tree=True)
+    for open_prompt, spans in ((0, "ragged"), (1, "prefill"), (0, "far"), (2, "decode")):
+        yield from attention(64, 4, 2, spans, open_prompt=open_prompt)
     yield from attention(128, 8, 2, "far", sinks=True, alibi=True)
     yield from attention(64, 6, 3, "far", soft_cap=1.0, window=300, tree=True)
     yield from attention(256, 4, 2, "ragged", soft_cap=3.0, sinks=True)
@@ -443,6 +579,7 @@ def large_table() -> Iterator[tuple[str, Builder]]:
         yield from linear(bf16, 1024, 2048, tokens, residual="apart", views=True)
         yield from gated_linear(bf16, 1408, 1024, tokens, "silu")
         yield from gated_linear(bf16, 512, 1024, tokens, "gelu_tanh", bias=True)
+        yield from gated_linear(bf16, 512, 1024, tokens, "relu2")
     for head_dim in (64, 80, 96, 112, 128, 160, 192, 256):
         for heads, kv_heads in ((4, 4), (4, 2), (8, 1)):
             yield from attention(head_dim, heads, kv_heads, "many")

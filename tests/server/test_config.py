@@ -113,6 +113,20 @@ def test_dtypes_by_the_names_of_vllm():
     assert (config.act_type, config.kv_cache_dtype) == ("bf16", "fp16")
 
 
+def test_tasks_by_the_names_of_rtp_llm():
+    for environ, task in (
+        ({"TASK_TYPE": "RERANKER"}, "score"),
+        ({"TASK_TYPE": "DENSE_EMBEDDING"}, "embed"),
+        ({"EMBEDDING_MODEL": "1"}, "embed"),
+        ({"EMBEDDING_MODEL": "0"}, "auto"),
+        ({"TASK_TYPE": "LANGUAGE_MODEL"}, "generate"),
+        ({}, "auto"),
+    ):
+        assert Config.load(environ=environ).task == task
+    with pytest.raises(ConfigError, match="TASK_TYPE=SPARSE_EMBEDDING"):
+        Config.load(environ={"TASK_TYPE": "SPARSE_EMBEDDING"})
+
+
 @pytest.mark.parametrize("kind", DEVICE_DEFAULTS)
 def test_zeros_become_the_defaults_of_the_device(kind):
     config = Config.without_environment(max_num_seqs=3).for_device(kind)

@@ -157,7 +157,8 @@ void AttentionPlan::plan(const Queue& queue, const DeviceStep& step, const Step*
       if (tokens(i) > 0) (tokens(i) * group <= kFewRows ? s.run_few : s.run_many) = true;
   }
   if (!s.run_few && !s.run_many) return;
-  PlanArgs args{.shape = {group, s.shape.kv_heads, static_cast<int>(s.shape.window), step.tree_mask != nullptr},
+  PlanArgs args{.shape = {group, s.shape.kv_heads, static_cast<int>(s.shape.window), static_cast<int>(s.shape.open_prompt),
+                          step.tree_mask != nullptr},
                 .few = s.few.work,
                 .many = s.many.work,
                 .sequences = own};
@@ -184,7 +185,8 @@ MmaArgs AttentionPlan::State::mma_args(const DeviceStep& step, const AttentionAr
           .tree_mask = step.tree_mask,
           .pages = step.pages,
           .token_count = step.sequence_start + step.sequences,
-          .shape = {shape.heads / shape.kv_heads, shape.kv_heads, static_cast<int>(shape.window), step.tree_mask != nullptr},
+          .shape = {shape.heads / shape.kv_heads, shape.kv_heads, static_cast<int>(shape.window),
+                    static_cast<int>(shape.open_prompt), step.tree_mask != nullptr},
           .work = lane.work,
           .partial_out = partial_out,
           .partial_sums = partial_sums,

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "backends/check_step.h"
 #include "backends/cuda/cuda_check.h"
 #include "backends/cuda/sample.h"
 
@@ -49,11 +48,13 @@ void CudaExecutable::forward(const DeviceStep& step, const Step* host) {
   for (size_t i = 0; i < program_.rope_tables.size(); ++i) {
     const RopeTable& table = program_.rope_tables[i];
     rope_turns(queue_, step_,
-               {.inv_freq = inv_freqs_[i].as<float>(),
+               {.inv_freq = inv_freqs_[i].as<const float>(),
                 .rotary_dim = static_cast<int>(table.rotary_dim),
                 .multiplier = table.multiplier,
                 .theta = table.theta,
                 .dynamic_factor = table.dynamic_factor,
+                .stepped = table.stepped,
+                .long_inv_freq = table.long_inv_freq.empty() ? nullptr : inv_freqs_[i].as<const float>() + table.rotary_dim / 2,
                 .max_positions = table.max_positions,
                 .turns = turns_[i].as<float2>()});
   }
@@ -92,7 +93,7 @@ void CudaExecutable::launch(const StepShape& shape, const Step& step) {
   const auto enqueue_all = [&](const Step* host) {
     forward(staging_->step(shape), host);
     if (shape.draws == 0) return;
-    MAGA_CHECK(program_.logits != kNone, "the program has no logits to draw from");
+    MAGA_CHECK(!program_.embeds && program_.logits != kNone, "the program has no logits to draw from");
     sample(queue_, {.logits = reinterpret_cast<const float*>(arena_.data() + offsets_[program_.logits]),
                     .vocab = static_cast<int>(program_.vocab),
                     .draws = staging_->draws(shape),
@@ -117,7 +118,7 @@ void CudaExecutable::enqueue(const Step& step, std::span<const Draw> draws) {
   MAGA_CHECK(enqueued_ - collected_ < kStepsInFlight, "more than ", kStepsInFlight, " steps in flight");
   Slot& slot = slots_[enqueued_ % kStepsInFlight];
   const int64_t earlier = enqueued_ > 0 ? slots_[(enqueued_ - 1) % kStepsInFlight].draws : 0;
-  check_step(step, limits_, page_bytes_ > 0, program_.vocab, earlier);
+  check_step(step, limits_, bounds_, earlier);
   MAGA_CHECK(static_cast<int64_t>(draws.size()) <= limits_.logit_rows, draws.size(), " draws, limit ", limits_.logit_rows);
   for (const Draw& draw : draws)
     MAGA_CHECK(draw.row >= 0 && draw.row < static_cast<int32_t>(step.logit_rows.size()), "draw from row ", draw.row, " of ",
@@ -152,7 +153,7 @@ bool CudaExecutable::lost() const {
 void CudaExecutable::run(const Step& step) {
   use_device(device_->id);
   MAGA_CHECK(enqueued_ == collected_, "steps are in flight");
-  check_step(step, limits_, page_bytes_ > 0, program_.vocab);
+  check_step(step, limits_, bounds_);
   const StepShape shape{.tokens = static_cast<int>(step.tokens()),
                         .sequences = static_cast<int>(step.sequences()),
                         .rows = static_cast<int>(step.logit_rows.size()),
@@ -167,12 +168,12 @@ void CudaExecutable::run(const Step& step) {
 std::span<const float> CudaExecutable::logits() {
   use_device(device_->id);
   MAGA_CHECK(program_.logits != kNone, "the program has no logits");
-  const int64_t bytes = logit_rows_ * program_.vocab * static_cast<int64_t>(sizeof(float));
+  const int64_t bytes = logit_rows_ * program_.logits_width() * static_cast<int64_t>(sizeof(float));
   if (logits_.bytes() < bytes) logits_ = PinnedMemory(bytes, "logits");
   MAGA_CUDA(cudaMemcpyAsync(logits_.data(), arena_.data() + offsets_[program_.logits], static_cast<size_t>(bytes),
                             cudaMemcpyDeviceToHost, stream_.get()));
   MAGA_CUDA(cudaStreamSynchronize(stream_.get()));
-  return {logits_.as<const float>(), static_cast<size_t>(logit_rows_ * program_.vocab)};
+  return {logits_.as<const float>(), static_cast<size_t>(logit_rows_ * program_.logits_width())};
 }
 
 void CudaExecutable::copy_page(int32_t from, int32_t to) {

@@ -5,6 +5,7 @@ from pathlib import Path
 from maga_transformer.checkpoint.dummy import DummyCheckpoint
 from maga_transformer.checkpoint.gguf import GgufCheckpoint
 from maga_transformer.checkpoint.interface import Checkpoint
+from maga_transformer.checkpoint.prefixed import PrefixedCheckpoint
 from maga_transformer.checkpoint.safetensors import SafetensorsCheckpoint
 from maga_transformer.checkpoint.source import Source, stored_bytes
 
@@ -39,7 +40,9 @@ def open_checkpoint(path: str, load_format: str = "auto") -> Checkpoint:
             raise ValueError(_torch_message(place))
         return GgufCheckpoint(str(place))
     if any(place.glob("*.safetensors")) or (place / "model.safetensors.index.json").exists():
-        return SafetensorsCheckpoint(str(place))
+        found = SafetensorsCheckpoint(str(place))
+        # The decoder alone, as models that embed are saved: without the name that it has in a language model.
+        return PrefixedCheckpoint(found, "model.") if "embed_tokens.weight" in found.names() else found
     gguf = [file for file in sorted(place.glob("*.gguf")) if not _is_later_split(file.name)]
     if len(gguf) == 1:
         return GgufCheckpoint(str(gguf[0]))

@@ -1,21 +1,29 @@
 """Model families as programs. To add one: a file with a Family here, and its class in _FAMILIES."""
 
+import re
+
 from maga_transformer._core import Program
 from maga_transformer.checkpoint import Checkpoint, GgufCheckpoint
 from maga_transformer.checkpoint.gguf_config import ARCHITECTURES
 from maga_transformer.models.baichuan import Baichuan, Baichuan2
+from maga_transformer.models.bert import Bert, Roberta
 from maga_transformer.models.bloom import Bloom
 from maga_transformer.models.chatglm import ChatGlm, ChatGlm2, ChatGlm3, Glm, Glm4
 from maga_transformer.models.cohere import Cohere, Cohere2
 from maga_transformer.models.falcon import Falcon
 from maga_transformer.models.family import Family
 from maga_transformer.models.gemma import Gemma
+from maga_transformer.models.gemma2 import Gemma2
 from maga_transformer.models.gemma3 import Gemma3
+from maga_transformer.models.gpt2 import Gpt2, GptBigCode
 from maga_transformer.models.gpt_neox import GptNeoX
 from maga_transformer.models.internlm import InternLM, InternLM2
 from maga_transformer.models.llama import Aquila, Llama, Mistral, Xverse
 from maga_transformer.models.mpt import Mpt
+from maga_transformer.models.nemotron import Nemotron
+from maga_transformer.models.olmo import Olmo
 from maga_transformer.models.olmo2 import Olmo2
+from maga_transformer.models.opt import Opt
 from maga_transformer.models.phi import Phi
 from maga_transformer.models.phi3 import Phi3
 from maga_transformer.models.qwen import Qwen
@@ -35,6 +43,8 @@ _FAMILIES: tuple[type[Family], ...] = (
     Aquila,
     Baichuan,
     Baichuan2,
+    Bert,
+    Roberta,
     Bloom,
     ChatGlm,
     ChatGlm2,
@@ -43,14 +53,20 @@ _FAMILIES: tuple[type[Family], ...] = (
     Cohere2,
     Falcon,
     Gemma,
+    Gemma2,
     Gemma3,
     Glm,
     Glm4,
+    Gpt2,
+    GptBigCode,
     GptNeoX,
     InternLM,
     InternLM2,
     Mpt,
+    Nemotron,
+    Olmo,
     Olmo2,
+    Opt,
     Phi,
     Phi3,
     StableLm,
@@ -64,11 +80,19 @@ def families() -> dict[str, type[Family]]:
     return {name: family for family in _FAMILIES for name in (family.model_type, *family.aliases, *family.architectures)}
 
 
-def build_program(checkpoint: Checkpoint, model_type: str | None = None) -> tuple[Program, Family]:
-    """`model_type` None: by the checkpoint's `architectures`. ValueError for a type or architecture that is not known, and for a
-    type that contradicts a known architecture."""
-    family = _choose(checkpoint, model_type)(checkpoint)
+def build_program(checkpoint: Checkpoint, model_type: str | None = None, task: str = "auto") -> tuple[Program, Family]:
+    """`model_type` None: by the checkpoint's `architectures`. `task`: auto, generate, embed or score. ValueError for a type or
+    architecture that is not known, and for a type that contradicts a known architecture."""
+    family = _choose(checkpoint, model_type)(checkpoint, task)
     return family.build(), family
+
+
+def _runs(family: type[Family], architecture: str) -> bool:
+    """A decoder's own architectures, and what sentence-transformers and rerankers make of them."""
+    if architecture in family.architectures or family.encoder:
+        return architecture in family.architectures
+    stem = re.sub(r"(Model|ForSequenceClassification)$", "", architecture)
+    return stem != architecture and f"{stem}ForCausalLM" in family.architectures
 
 
 def _choose(checkpoint: Checkpoint, model_type: str | None) -> type[Family]:
@@ -76,7 +100,7 @@ def _choose(checkpoint: Checkpoint, model_type: str | None) -> type[Family]:
     types = ", ".join(family.model_type for family in _FAMILIES)
     listed = checkpoint.config.get("architectures") or []
     architectures = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
-    found = next((family for name in architectures for family in _FAMILIES if name in family.architectures), None)
+    found = next((family for name in architectures for family in _FAMILIES if _runs(family, name)), None)
     if model_type is None:
         if found is None and not architectures:
             found = known.get(str(checkpoint.config.get("model_type")))

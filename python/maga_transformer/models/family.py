@@ -14,6 +14,7 @@ from maga_transformer.models.alibi import alibi_slopes
 from maga_transformer.models.builder import Builder, Heads, Norm
 from maga_transformer.models.config import ModelConfig
 from maga_transformer.models.rope import Rope, read_rope
+from maga_transformer.models.task import EMBED, GENERATE, read_task
 
 log = logging.getLogger(__name__)
 
@@ -28,14 +29,17 @@ class Family(ABC):
     architectures: ClassVar[tuple[str, ...]]  # as config.json names them
     spellings: ClassVar[Mapping[str, str]] = MappingProxyType({})  # Llama's config keys -> the family's own
     defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # of config keys that are absent or null
+    transposed_linears: ClassVar[bool] = False  # whether the checkpoint stores their weights as (in, out)
     norm_kind: ClassVar[str] = "rms"
     norm_eps: ClassVar[tuple[str, float]] = ("rms_norm_eps", 1e-6)  # config key and default
+    encoder: ClassVar[bool] = False  # it has no head that generates
     embedding: str = "model.embed_tokens.weight"  # the tensor's name; tied models may store it as the head
     final_norm: str = "model.norm"
     head: str = "lm_head.weight"
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, task: str = "auto") -> None:
         self.checkpoint = checkpoint
+        self.task = read_task(checkpoint, task, encoder=self.encoder)
         self.config = config = ModelConfig(checkpoint.path, checkpoint.config, spellings=self.spellings, defaults=self.defaults)
         quantization = config.get("quantization_config")
         if quantization is not None:
@@ -55,14 +59,19 @@ class Family(ABC):
         """Appends layer `i` to the program; x and the result are (tokens, hidden)."""
 
     def build(self) -> Program:
-        b = Builder(self.checkpoint, self.model_type)
+        b = Builder(self.checkpoint, self.model_type, transposed_linears=self.transposed_linears)
         b.program.max_positions = self.positions()
         self.embedding, self.head = self._vocabulary_tensors(b)
         vocab = self.config.integer("vocab_size") if self.config.get("vocab_size") is not None else None
         x = self.embed(b, vocab)
         for i in range(self.layers):
             x = self.layer(b, x, i)
-        self.logits(b, self.normed(b, b.select(x)), vocab)
+        if self.task.kind == GENERATE:
+            self.logits(b, self.normed(b, b.select(x)), vocab)
+        elif self.task.kind == EMBED:
+            b.end(b.pool(self.normed(b, x), self.task.pooling))
+        else:
+            b.end(b.pool(self.normed(b, x), "last"), "score", width=self.task.labels, bias=False)
         return b.finish()
 
     def embed(self, b: Builder, vocab: int | None) -> View:
@@ -74,13 +83,14 @@ class Family(ABC):
     def logits(self, b: Builder, x: View, vocab: int | None) -> None:
         b.head(x, self.head, vocab=vocab)
 
-    def attend(self, b: Builder, q: View, k: View, v: View, *, window: int = 0) -> View:
+    def attend(self, b: Builder, q: View, k: View, v: View, *, window: int = 0, scale: float | None = None) -> View:
         """Attention with the family's positions."""
         if self.rope is not None:
             b.rope([q, k], self.rope, self.heads.head_dim)
-        return b.attention(q, k, v, self.heads, window=window, alibi=self.alibi)
+        return b.attention(q, k, v, self.heads, window=window, scale=scale, alibi=self.alibi)
 
-    def read_rope(self) -> Rope:
+    def read_rope(self) -> Rope | None:
+        """None: queries and keys are not rotated."""
         return read_rope(self.config, self.heads.head_dim)
 
     def uses_alibi(self) -> bool:
@@ -92,6 +102,10 @@ class Family(ABC):
     def positions(self) -> int:
         """The longest context."""
         return self.config.integer("max_position_embeddings", 2048) if self.rope is None else self.rope.extended_positions
+
+    def segment_shift(self) -> int:
+        """How far the positions of a second text lie behind those of the first; 0: the model does not tell them apart."""
+        return 0
 
     def sliding_window(self, i: int) -> int:
         """Of layer `i` in the families whose config has use_sliding_window (Qwen); 0: none."""
@@ -127,6 +141,10 @@ class Family(ABC):
         """Names of the embedding and of the head. Tied models store one of them, or two equal ones; two that differ are both
         kept, as transformers does."""
         embedding, head, c = self.embedding, self.head, self.checkpoint
+        if self.task.kind != GENERATE:
+            if b.has(head):
+                b.ignore(head)
+            return embedding, head
         if not self.config.flag("tie_word_embeddings", False):
             return embedding, head
         if not b.has(head):

@@ -18,9 +18,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from maga_transformer import __version__
+from maga_transformer.models.task import GENERATE
 from maga_transformer.request import Fault, RequestError
 from maga_transformer.runtime import Runtime
-from maga_transformer.server import openai, raw, status
+from maga_transformer.server import embeddings, openai, raw, status
 from maga_transformer.server.errors import as_request_error, error_response
 from maga_transformer.server.metrics import Metrics
 from maga_transformer.server.state import State
@@ -47,7 +48,8 @@ def create_app(runtime: Runtime) -> FastAPI:
 
     app = FastAPI(title="maga_transformer", version=__version__, lifespan=lifespan, openapi_url=None)
     app.state.maga = state
-    app.add_api_route("/", raw.raw, methods=["POST"])
+    generates = runtime.description.task.kind == GENERATE
+    app.add_api_route("/", raw.raw if generates else embeddings.embeddings, methods=["POST"])  # as in RTP-LLM
     app.add_api_route("/", status.home, methods=["GET"])
     for path in _HEALTH:
         app.add_api_route(path, status.health, methods=["GET", "POST"])
@@ -58,6 +60,11 @@ def create_app(runtime: Runtime) -> FastAPI:
         app.add_api_route(prefix + "/chat/completions", openai.chat_completions, methods=["POST"])
         app.add_api_route(prefix + "/completions", openai.completions, methods=["POST"])
         app.add_api_route(prefix + "/models", openai.models, methods=["GET"])
+        app.add_api_route(prefix + "/embeddings", embeddings.embeddings, methods=["POST"])
+        app.add_api_route(prefix + "/rerank", embeddings.rerank, methods=["POST"])
+        app.add_api_route(prefix + "/score", embeddings.score, methods=["POST"])
+    app.add_api_route("/v1/embeddings/similarity", embeddings.similarity, methods=["POST"])
+    app.add_api_route("/v1/reranker", embeddings.reranker, methods=["POST"])
     app.add_api_route("/tokenizer/encode", status.tokenizer_encode, methods=["POST"])
     app.add_api_route("/tokenize", status.tokenize, methods=["POST"])
     app.add_api_route("/detokenize", status.detokenize, methods=["POST"])

@@ -68,11 +68,12 @@ class Generation:
         if event.finish:
             self._running -= 1
             if event.finish not in ("stop", "length"):
-                raise _failure(event)
+                raise failure(event)
         return Delta(job, event, delta, text.stop)
 
 
-def _failure(event: Event) -> RequestError:
+def failure(event: Event) -> RequestError:
+    """Of an event that ended otherwise than by itself."""
     if event.finish == "timeout":
         return RequestError(
             Fault.timeout, f"the request's time ran out after {event.total_seconds:.3f} s and {event.output_tokens} tokens"

@@ -79,6 +79,24 @@ class Tokenizer:
         except TypeError:  # half of a UTF-16 pair, as "\\ud800" in JSON gives it
             raise ValueError("the text holds a lone surrogate, which is no character") from None
 
+    def encode_input(self, text: str, pair: str | None = None, limit: int | None = None) -> tuple[list[int], int | None]:
+        """A text, or a text and its pair, with the special tokens around them, for models that embed or score; and where the second
+        segment begins, if the model tells segments apart. `limit`: tokens that are kept; those of `pair` go first."""
+        try:
+            first = self._tokenizer.encode(text, add_special_tokens=False)
+            second = None if pair is None else self._tokenizer.encode(pair, add_special_tokens=False)
+        except TypeError:
+            raise ValueError("the text holds a lone surrogate, which is no character") from None
+        if limit is not None:
+            room = max(0, limit - self._tokenizer.num_special_tokens_to_add(second is not None))
+            if second is not None:
+                first.truncate(min(len(first), room))
+                second.truncate(room - len(first))
+            else:
+                first.truncate(room)
+        whole = self._tokenizer.post_process(first, second)
+        return whole.ids, next((i for i, kind in enumerate(whole.type_ids) if kind == 1), None)
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Bytes that form no character become U+FFFD; ids outside the vocabulary add nothing."""
         try:

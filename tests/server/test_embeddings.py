@@ -1,0 +1,200 @@
+"""Servers and libraries of models that embed or score, beside transformers on the same texts."""
+
+import base64
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+import torch
+import transformers
+from maga_transformer import LLM
+from maga_transformer.request import RequestError
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from .conftest import ServerProcess, running_server
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *(f"w{i}" for i in range(60))]
+TEXTS = ["w1 w2 w3", "w4", "w5 w6 w7 w8 w9 w1 w2", "w30 w31 unknown w33"]
+SETTINGS = {"ACT_TYPE": "fp32", "MAX_SEQ_LEN": "0", "MAX_NUM_BATCHED_TOKENS": "64", "MAX_NUM_SEQS": "16"}
+
+
+def write_bert(folder: Path, suffix: str, *, max_positions: int = 64, **settings: Any) -> Any:
+    torch.manual_seed(3)
+    config = transformers.BertConfig(
+        vocab_size=len(WORDS),
+        hidden_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=max_positions,
+        **settings,
+    )
+    model = getattr(transformers, "Bert" + suffix)(config).float().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, parameter.shape[1] ** -0.5 if parameter.ndim == 2 else 0.3)
+    model.save_pretrained(folder)
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
+    tokenizer.post_processor = processors.TemplateProcessing(  # type: ignore[assignment]
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text("{}")
+    return model
+
+
+def ids_of(text: str) -> list[int]:
+    return [WORDS.index(word) if word in WORDS else 1 for word in text.split()]
+
+
+@pytest.fixture(scope="module")
+def embedder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    folder = tmp_path_factory.mktemp("embedder")
+    model = write_bert(folder, "Model")
+    (folder / "modules.json").write_text(json.dumps([{"type": "a.Transformer"}, {"type": "a.Pooling", "path": "1_Pooling"}]))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling/config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    return folder, model
+
+
+@pytest.fixture(scope="module")
+def expected(embedder: tuple[Path, Any]) -> np.ndarray:
+    vectors = []
+    for text in TEXTS:
+        with torch.no_grad():
+            vectors.append(embedder[1](torch.tensor([[2, *ids_of(text), 3]])).last_hidden_state[0].mean(0).numpy())
+    return np.stack(vectors)
+
+
+@pytest.fixture(scope="module")
+def server(embedder: tuple[Path, Any]) -> Iterator[ServerProcess]:
+    with running_server(embedder[0], **SETTINGS) as process:
+        yield process
+        assert process.process.poll() is None and not any("Traceback" in line for line in process.lines)
+
+
+@pytest.fixture(scope="module")
+def ranker(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    folder = tmp_path_factory.mktemp("ranker")
+    return folder, write_bert(folder, "ForSequenceClassification", num_labels=1)
+
+
+def close(found: object, expected: np.ndarray) -> None:
+    np.testing.assert_allclose(np.asarray(found), expected, rtol=0, atol=1e-4)
+
+
+def test_the_openai_client(server: ServerProcess, expected: np.ndarray) -> None:
+    client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+    model = client.models.list().data[0].id
+    answer = client.embeddings.create(model=model, input=TEXTS)  # the client asks for base64 and decodes it
+    assert [entry.index for entry in answer.data] == [0, 1, 2, 3]
+    close([entry.embedding for entry in answer.data], expected)
+    assert answer.usage.prompt_tokens == answer.usage.total_tokens == sum(len(text.split()) + 2 for text in TEXTS)
+    close([client.embeddings.create(model=model, input=TEXTS[2], encoding_format="float").data[0].embedding], expected[2:3])
+    cut = client.embeddings.create(model=model, input=TEXTS[0], dimensions=10, extra_body={"normalize": True}).data[0].embedding
+    close(cut, expected[0, :10] / np.linalg.norm(expected[0, :10]))
+
+
+def test_forms_of_input(server: ServerProcess, expected: np.ndarray) -> None:
+    ids = [[2, *ids_of(text), 3] for text in TEXTS]
+    for route, given, rows in (
+        ("/v1/embeddings", {"input": ids}, expected),
+        ("/v1/embeddings", {"input": ids[3]}, expected[3:]),
+        ("/embeddings", {"input": TEXTS}, expected),
+        ("/", {"prompt": TEXTS[1]}, expected[1:2]),
+        ("/", {"input": TEXTS, "embedding_config": {"type": "dense", "do_normalize": False}}, expected),
+    ):
+        close([entry["embedding"] for entry in server.post(route, given).json()["data"]], rows)
+    packed = server.post("/v1/embeddings", {"input": TEXTS[0], "encoding_format": "base64"}).json()["data"][0]["embedding"]
+    close(np.frombuffer(base64.b64decode(packed), "<f4"), expected[0])
+    unit = server.post("/v1/embeddings", {"input": TEXTS[0], "embedding_config": {"do_normalize": True}}).json()
+    assert math.isclose(np.linalg.norm(unit["data"][0]["embedding"]), 1, rel_tol=1e-5)
+    short = server.post("/v1/embeddings", {"input": " ".join(["w1"] * 100), "truncate_prompt_tokens": -1})
+    assert short.json()["usage"]["prompt_tokens"] == 64
+
+
+def test_similarity(server: ServerProcess, expected: np.ndarray) -> None:
+    answer = server.post("/v1/embeddings/similarity", {"left": TEXTS[:2], "right": TEXTS, "return_response": True}).json()
+    units = expected / np.linalg.norm(expected, axis=1, keepdims=True)
+    close(answer["similarity"], units[:2] @ units.T)
+    close([entry["embedding"] for entry in answer["left_response"]["data"]], expected[:2])
+
+
+def test_reranking_by_embeddings(server: ServerProcess, expected: np.ndarray) -> None:
+    units = expected / np.linalg.norm(expected, axis=1, keepdims=True)
+    cosines = units[1:] @ units[0]
+    answer = server.post("/v1/rerank", {"query": TEXTS[0], "documents": TEXTS[1:]}).json()
+    order = [entry["index"] for entry in answer["results"]]
+    assert order == np.argsort(-cosines).tolist()
+    close([entry["relevance_score"] for entry in answer["results"]], cosines[order])
+    assert answer["results"][0]["document"]["text"] == TEXTS[1 + order[0]]
+
+
+def test_mistakes(server: ServerProcess) -> None:
+    for route, body, status, why in (
+        ("/v1/embeddings", {}, 400, "input is missing"),
+        ("/v1/embeddings", {"input": []}, 400, "input is empty"),
+        ("/v1/embeddings", {"input": ["w1", ""]}, 400, "input[1] is empty"),
+        ("/v1/embeddings", {"input": 7}, 400, "input[0]=7: must be text"),
+        ("/v1/embeddings", {"input": [1, 640]}, 400, "token ids must be from 0 to 63"),
+        ("/v1/embeddings", {"input": "w1 " * 90}, 400, "at most 64 tokens, but input has 92"),
+        ("/v1/embeddings", {"input": "w1", "dimensions": 49}, 400, "dimensions=49: valid: 1 to 48"),
+        ("/v1/embeddings", {"input": "w1", "encoding_format": "hex"}, 400, "encoding_format='hex'"),
+        ("/v1/embeddings", {"input": "w1", "embedding_config": {"type": "sparse"}}, 400, "'sparse' is not supported"),
+        ("/v1/embeddings", {"input": "w1", "model": "other"}, 404, "`other` does not exist"),
+        ("/v1/embeddings", {"input": "w1", "dimensions": "3"}, 400, "dimensions='3'"),
+        ("/v1/rerank", {"documents": ["w1"]}, 400, "query is missing"),
+        ("/v1/rerank", {"query": "w1"}, 400, "documents is missing"),
+        ("/v1/score", {"text_1": ["w1", "w2"], "text_2": ["w1"]}, 400, "text_1 has 2 texts and text_2 1"),
+        ("/v1/completions", {"prompt": "w1"}, 400, "this model embeds texts"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "w1"}]}, 400, ""),
+    ):
+        answer = server.post(route, body)
+        assert answer.status_code == status and why in answer.json()["error"]["message"], (body, answer.text)
+    assert server.post("/v1/embeddings", {"input": "w1"}).status_code == 200
+
+
+def test_reranking_by_a_cross_encoder(ranker: tuple[Path, Any]) -> None:
+    folder, model = ranker
+    pairs = [(ids_of(TEXTS[0]), ids_of(text)) for text in TEXTS[1:]]
+    logits = []
+    for a, b in pairs:
+        ids, types = [2, *a, 3, *b, 3], [0] * (len(a) + 2) + [1] * (len(b) + 1)
+        with torch.no_grad():
+            logits.append(model(torch.tensor([ids]), token_type_ids=torch.tensor([types])).logits[0, 0].item())
+    scores = 1 / (1 + np.exp(-np.array(logits)))
+    order = np.argsort(-scores)
+    with running_server(folder, **SETTINGS) as server:
+        answer = server.post("/v1/reranker", {"query": TEXTS[0], "documents": TEXTS[1:], "top_k": 2}).json()
+        assert [entry["index"] for entry in answer["results"]] == order[:2].tolist()
+        close([entry["relevance_score"] for entry in answer["results"]], scores[order[:2]])
+        assert [entry["document"] for entry in answer["results"]] == [TEXTS[1 + i] for i in order[:2]]
+        assert answer["total_tokens"] == sum(len(a) + len(b) + 3 for a, b in pairs)
+        raw = server.post(
+            "/rerank", {"query": TEXTS[0], "documents": [{"text": text} for text in TEXTS[1:]], "normalize": False}
+        ).json()
+        close([entry["relevance_score"] for entry in raw["results"]], np.array(logits)[order])
+        close([entry["score"] for entry in server.post("/score", {"text_1": TEXTS[0], "text_2": TEXTS[1:]}).json()["data"]], scores)
+        long = server.post("/v1/rerank", {"query": TEXTS[0], "documents": ["w1 " * 200]}).json()
+        assert long["usage"]["total_tokens"] == 64
+        refused = server.post("/v1/embeddings", {"input": "w1"})
+        assert refused.status_code == 400 and "this model scores texts" in refused.json()["error"]["message"]
+
+
+def test_the_library(embedder: tuple[Path, Any], ranker: tuple[Path, Any], expected: np.ndarray) -> None:
+    with LLM(embedder[0], act_type="fp32", kv_cache_mem_mb=16) as llm:
+        close(llm.embed(TEXTS), expected)
+        close(llm.embed(TEXTS[1], dimensions=7), expected[1, :7])
+        assert llm.score(TEXTS[0], [TEXTS[0], TEXTS[1]])[0] == pytest.approx(1, abs=1e-5)
+        with pytest.raises(RequestError, match="this model embeds texts: it cannot be asked for an answer"):
+            llm.generate("w1")
+    with LLM(ranker[0], act_type="fp32", kv_cache_mem_mb=16) as llm:
+        assert all(0 < score < 1 for score in llm.score(TEXTS[0], TEXTS))
+        with pytest.raises(RequestError, match="this model scores texts: it cannot be asked for embeddings"):
+            llm.embed("w1")
