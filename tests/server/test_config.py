@@ -123,7 +123,7 @@ def test_tasks_by_the_names_of_rtp_llm():
         ({}, "auto"),
     ):
         assert Config.load(environ=environ).task == task
-    with pytest.raises(ConfigError, match="TASK_TYPE=SPARSE_EMBEDDING"):
+    with pytest.raises(ConfigError, match="TASK_TYPE=sparse_embedding"):
         Config.load(environ={"TASK_TYPE": "SPARSE_EMBEDDING"})
 
 
