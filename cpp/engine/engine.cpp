@@ -45,6 +45,7 @@ struct Engine::State {
       : options(given),
         vocab(model->program().vocab),
         length_dependent_from(model->program().length_dependent_from()),
+        long_from(model->program().long_from()),
         whole_prompts(model->program().whole_prompts()),
         embeds(model->program().embeds),
         limits(model->limits()),
@@ -132,6 +133,8 @@ struct Engine::State {
     // those of output tokens from there on depend on their own position too, and are not shared at all.
     const bool by_length = length_dependent_from > 0 && prompt >= length_dependent_from;
     accepted->salt = concat(by_length ? prompt : 0, ":", request.cache_salt);
+    accepted->long_salt = concat("long:", request.cache_salt);
+    accepted->long_from = long_from;
     accepted->cacheable_tokens =
         length_dependent_from > 0 ? std::max(prompt, length_dependent_from - 1) : std::numeric_limits<int64_t>::max();
     if (whole_prompts) accepted->whole_tokens = prompt, accepted->cacheable_tokens = 0;
@@ -145,7 +148,7 @@ struct Engine::State {
 
   const EngineOptions options;
   const int64_t vocab;
-  const int64_t length_dependent_from;
+  const int64_t length_dependent_from, long_from;
   const bool whole_prompts, embeds;
   const Limits limits;
   const int64_t longest;

@@ -1,5 +1,6 @@
 """Model families as programs. To add one: a file with a Family here, and its class in _FAMILIES."""
 
+import difflib
 import re
 
 from maga_transformer._core import Program
@@ -87,6 +88,13 @@ def build_program(checkpoint: Checkpoint, model_type: str | None = None, task: s
     return family.build(), family
 
 
+def _near(name: str) -> str:
+    """What it may have been meant to be."""
+    spelled = {known.lower(): known for known in reversed(families())}  # of two that differ in case, the first
+    close = [spelled[match] for match in difflib.get_close_matches(name.lower(), spelled, n=3)]
+    return f"; did you mean {' or '.join(close)}?" if close else ""
+
+
 def _runs(family: type[Family], architecture: str) -> bool:
     """A decoder's own architectures, and what sentence-transformers and rerankers make of them."""
     if architecture in family.architectures or family.encoder:
@@ -107,10 +115,10 @@ def _choose(checkpoint: Checkpoint, model_type: str | None) -> type[Family]:
         if found is None:
             name = architectures[0] if architectures else checkpoint.config.get("model_type")
             valid = f"of GGUF: {', '.join(ARCHITECTURES)}" if isinstance(checkpoint, GgufCheckpoint) else f"model types: {types}"
-            raise ValueError(f"{checkpoint.path}: architecture {name!r} is not supported ({valid})")
+            raise ValueError(f"{checkpoint.path}: architecture {name!r} is not supported{_near(str(name))} ({valid})")
         return found
     if model_type not in known:
-        raise ValueError(f"model type {model_type!r} is not known (model types: {types})")
+        raise ValueError(f"model type {model_type!r} is not known{_near(model_type)} (model types: {types})")
     wanted = known[model_type]
     if found in wanted.__bases__ and not wanted.architectures:
         return wanted  # one of several models that share an architecture's name

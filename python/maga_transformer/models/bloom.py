@@ -11,6 +11,7 @@ from maga_transformer.models.family import Family
 
 class Bloom(Family):
     model_type = "bloom"
+    aliases = ("sgpt_bloom",)
     architectures = ("BloomForCausalLM",)
     spellings: ClassVar[Mapping[str, str]] = MappingProxyType(
         {
