@@ -17,11 +17,12 @@ struct Value {
   Rows rows = Rows::tokens;
 };
 
-// One parameter of the program. `sources` are rows of the checkpoint's tensors (checkpoint/source.py), concatenated along dim 0.
+// One parameter of the program. `sources` are rows of the checkpoint's tensors (checkpoint/source.py), concatenated along dim 0;
+// those of a stack of matrices are divided among the matrices in order, as many for each.
 struct WeightSpec {
   std::string name;
   std::vector<std::string> sources;
-  std::vector<int64_t> shape;  // (rows, cols) or (n)
+  std::vector<int64_t> shape;  // (rows, cols), (n), or (matrices, rows, cols)
 };
 
 // Rotation frequencies, shared by the layers that use them.
