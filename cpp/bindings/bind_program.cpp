@@ -172,7 +172,7 @@ void bind_ops(py::class_<Program>& program) {
           "moe",
           [](Program& p, View out, View in, View logits, std::optional<View> residual, WeightId gate_up, WeightId down,
              WeightId gate_up_bias, WeightId down_bias, int64_t width, int64_t experts, int64_t top_k, const std::string& score,
-             WeightId correction, int64_t groups, int64_t top_groups, int64_t group_best, bool renormalise, float scale,
+             int32_t correction, int64_t groups, int64_t top_groups, int64_t group_best, bool renormalise, float scale,
              const std::string& kind, float alpha, float limit, float up_offset) {
             p.ops.push_back(Moe{.out = out,
                                 .in = in,
@@ -298,6 +298,13 @@ void bind_program(py::module_& m) {
             return static_cast<int32_t>(p.alibi_slopes.size() - 1);
           },
           py::arg("slopes"))
+      .def(
+          "corrections",
+          [](Program& p, std::vector<float> corrections) {
+            p.corrections.push_back(std::move(corrections));
+            return static_cast<int32_t>(p.corrections.size() - 1);
+          },
+          py::arg("corrections"))
       .def(
           "cache_layer",
           [](Program& p, int64_t kv_heads, int64_t head_dim, int64_t v_dim) {

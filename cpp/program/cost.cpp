@@ -70,7 +70,6 @@ class Costing {
     OpCost total;
     total.flops = rows_ * chosen * (op.width * hidden + op.out.width * result) + rows_ * experts * 3;
     for (const WeightId id : {op.gate_up, op.down, op.gate_up_bias, op.down_bias}) total.weight_bytes += touched * read(id);
-    total.weight_bytes += read(op.routing.correction);
     return total;
   }
 

@@ -91,7 +91,7 @@ struct Select {
   View out, in;
 };
 
-constexpr int64_t kMostExperts = 512, kMostChosen = 32;
+constexpr int64_t kMostExperts = 512, kMostChosen = 32, kMostGroups = 32;
 
 // How a router's logits choose experts and weigh them.
 //
@@ -103,7 +103,7 @@ constexpr int64_t kMostExperts = 512, kMostChosen = 32;
 struct Routing {
   int64_t experts = 0, top_k = 0;
   ScoreKind score = ScoreKind::softmax;
-  WeightId correction = kNone;  // (experts)
+  int32_t correction = kNone;  // of Program::corrections
   int64_t groups = 1, top_groups = 1, group_best = 1;
   bool renormalise = false;
   float scale = 1;

@@ -253,7 +253,8 @@ class Validation {
 
   void routing(const Routing& r) const {
     require(r.experts > 0 && r.experts <= kMostExperts, r.experts, " experts; 1 to ", kMostExperts, " can be taken");
-    require(r.groups > 0 && r.experts % r.groups == 0, r.groups, " groups do not divide ", r.experts, " experts");
+    require(r.groups > 0 && r.groups <= kMostGroups && r.experts % r.groups == 0, r.experts, " experts in ", r.groups,
+            " groups; 1 to ", kMostGroups, " of one size can be taken");
     const int64_t group = r.experts / r.groups;
     require(r.top_groups > 0 && r.top_groups <= r.groups, "top_groups ", r.top_groups, " of ", r.groups);
     require(r.group_best > 0 && r.group_best <= group, "group_best ", r.group_best, " of groups of ", group);
@@ -261,7 +262,11 @@ class Validation {
     require(r.top_k > 0 && r.top_k <= std::min(kMostChosen, r.top_groups * group), "top_k ", r.top_k, " of ", r.top_groups * group,
             " experts; 1 to ", kMostChosen, " can be taken");
     require(std::isfinite(r.scale), "scale is ", r.scale);
-    vector("correction", r.correction, r.experts);
+    if (r.correction == kNone) return;
+    require(r.correction >= 0 && r.correction < static_cast<int64_t>(p_.corrections.size()), "correction names table ",
+            r.correction, " of ", p_.corrections.size());
+    require(static_cast<int64_t>(p_.corrections[r.correction].size()) == r.experts, "correction has ",
+            p_.corrections[r.correction].size(), " entries for ", r.experts, " experts");
   }
 
   void epsilon(float eps) const { require(eps >= 0 && std::isfinite(eps), "eps is ", eps); }

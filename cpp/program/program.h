@@ -49,6 +49,7 @@ struct Program {
   std::vector<WeightSpec> weights;
   std::vector<RopeTable> rope_tables;
   std::vector<std::vector<float>> alibi_slopes;  // (tables) (heads)
+  std::vector<std::vector<float>> corrections;   // (tables) (experts), see Routing; small differences count, so they stay fp32
   std::vector<CacheLayer> cache_layers;
   std::vector<Op> ops;
   std::vector<ValueId> inputs;   // written from outside before a run (op tests, embeddings)

@@ -11,7 +11,7 @@ import numpy as np
 from maga_transformer._core import Program, View
 
 from .case import PAGE_TOKENS, Case, OpProgram, PageTables, Run, apart_from_ties, plain_step, rows
-from .weights import Form, dense, from_bf16, matrix, stack, to_bf16
+from .weights import Form, from_bf16, matrix, stack, to_bf16
 
 Builder = Callable[[np.random.Generator], Case]
 
@@ -192,7 +192,7 @@ def moe(
             width=hidden,
             experts=experts,
             top_k=top_k,
-            correction=p.weight(dense(rng, (experts,), deviation=0.3)) if correction else -1,
+            correction=p.program.corrections(rng.normal(0, 0.3, experts).tolist()) if correction else -1,
             **{"kind": "silu", **options},
         )
         return p.case([Run(plain_step(tokens, rng), inputs)])

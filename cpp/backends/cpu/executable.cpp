@@ -188,7 +188,7 @@ void CpuExecutable::run(const Moe& op) {
                 .down = stack(op.down),
                 .gate_up_bias = vector(op.gate_up_bias),
                 .down_bias = vector(op.down_bias),
-                .correction = vector(op.routing.correction),
+                .correction = op.routing.correction == kNone ? nullptr : program_.corrections[op.routing.correction].data(),
                 .quantize_activations = device_->quantize_activations});
 }
 

@@ -201,7 +201,7 @@ struct Chosen {
   double weight;
 };
 
-std::vector<Chosen> route(const Routing& r, const std::vector<double>& logits, const DoubleWeight* correction) {
+std::vector<Chosen> route(const Routing& r, const std::vector<double>& logits, const std::vector<float>* correction) {
   std::vector<double> score(logits), choice(logits);
   if (r.score == ScoreKind::sigmoid) {
     for (double& x : score) x = 1 / (1 + std::exp(-x));
@@ -212,7 +212,7 @@ std::vector<Chosen> route(const Routing& r, const std::vector<double>& logits, c
     for (double& x : score) x /= sum;
   }
   if (correction)
-    for (int64_t e = 0; e < r.experts; ++e) choice[e] = score[e] + correction->at(0, e);
+    for (int64_t e = 0; e < r.experts; ++e) choice[e] = score[e] + (*correction)[e];
 
   const int64_t size = r.experts / r.groups;
   std::vector<double> best;
@@ -301,8 +301,8 @@ struct Runner {
     for (int64_t r = 0; r < rows; ++r) {
       std::vector<double> sum(out.width), both(2 * op.width), hidden(op.width);
       for (int64_t c = 0; c < out.width && op.residual; ++c) sum[c] = m.columns(op.residual).at(r, c);
-      for (const Chosen& chosen :
-           route(op.routing, {&logits.at(r, 0), &logits.at(r, 0) + logits.width}, m.weight(op.routing.correction))) {
+      for (const Chosen& chosen : route(op.routing, {&logits.at(r, 0), &logits.at(r, 0) + logits.width},
+                                        op.routing.correction == kNone ? nullptr : &m.program.corrections[op.routing.correction])) {
         for (int64_t o = 0; o < 2 * op.width; ++o) {
           const int64_t row = chosen.expert * 2 * op.width + o;
           both[o] = gate_up_bias ? gate_up_bias->at(0, row) : 0;

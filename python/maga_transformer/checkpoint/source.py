@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from maga_transformer.checkpoint.interface import Checkpoint
 
-_TEXT = re.compile(r"(.*?)(?:\[(\d+):(\d+)/(\d+)\])?(\[unit\])?(?:\[\*([-+.\de]+)\])?")
+_TEXT = re.compile(r"(.*?)(?:\[#(\d+)\])?(\[transposed\])?(?:\[(\d+):(\d+)/(\d+)\])?(\[unit\])?(?:\[\*([-+.\de]+)\])?")
 
 
 @dataclass(frozen=True)
@@ -24,20 +24,28 @@ class Source:
     period: int = 0  # 0: all rows
     unit: bool = False  # each row is divided by its Euclidean norm; as text: name[unit]
     factor: float = 1.0  # all values are multiplied by it; as text: name[*factor]
+    matrix: int | None = None  # of a stack, before its rows are chosen; of a matrix, the row as a vector; as text: name[#matrix]
+    transposed: bool = False  # likewise; as text: name[transposed]
 
     @staticmethod
     def parse(text: str) -> Source:
         match = _TEXT.fullmatch(text)
         assert match is not None  # the expression takes any text
-        begin, end, period = (int(match[group] or 0) for group in (2, 3, 4))
-        return Source(match[1], begin, end, period, match[5] is not None, float(match[6] or 1))
+        begin, end, period = (int(match[group] or 0) for group in (4, 5, 6))
+        matrix = None if match[2] is None else int(match[2])
+        return Source(match[1], begin, end, period, match[7] is not None, float(match[8] or 1), matrix, match[3] is not None)
 
     def __str__(self) -> str:
         rows = f"[{self.begin}:{self.end}/{self.period}]" if self.period else ""
-        return self.tensor + rows + ("[unit]" if self.unit else "") + (f"[*{self.factor!r}]" if self.factor != 1 else "")
+        part = ("" if self.matrix is None else f"[#{self.matrix}]") + ("[transposed]" if self.transposed else "")
+        return self.tensor + part + rows + ("[unit]" if self.unit else "") + (f"[*{self.factor!r}]" if self.factor != 1 else "")
 
     def rows_of(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """The rows of a tensor in any row-separable form; a single range stays a view of the mapped file."""
+        if self.matrix is not None:
+            values = values[self.matrix]
+        if self.transposed:
+            values = values.T
         if not self.period:
             return values
         if values.shape[0] % self.period:
@@ -48,6 +56,8 @@ class Source:
 
     def nbytes(self, checkpoint: Checkpoint) -> int:
         whole = checkpoint.nbytes(self.tensor)
+        if self.matrix is not None:
+            whole //= checkpoint.shape(self.tensor)[0]
         return whole * (self.end - self.begin) // self.period if self.period else whole
 
 
