@@ -41,6 +41,12 @@ MODELS = {
     "nemotron": "Nemotron",
     "olmo": "Olmo",
     "opt": "OPT",
+    "mixtral": "Mixtral",
+    "qwen2_moe": "Qwen2Moe",
+    "qwen3_moe": "Qwen3Moe",
+    "olmoe": "Olmoe",
+    "glm4_moe": "Glm4Moe",
+    "gpt_oss": "GptOss",
 }
 TINY = {
     "vocab_size": 96,
@@ -71,10 +77,13 @@ def tiny_model(kind: str, folder: Path, *, seed: int = 0, **settings: Any) -> to
     model = model_class(config).float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.ndim == 2:
+            if parameter.ndim >= 2:
                 parameter.normal_(0, 0.25 if "embed" in name or "head" in name else parameter.shape[1] ** -0.5)
             else:
                 parameter.uniform_(0.5, 1.5) if "norm" in name else parameter.normal_(0, 0.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0, 0.3)
     model.tie_weights()
     model.save_pretrained(folder)
     return model

@@ -16,6 +16,17 @@ IDS = np.random.default_rng(1).integers(0, 96, LENGTH).tolist()
 
 Tensors = dict[str, torch.Tensor]
 
+MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "shared_expert_intermediate_size": 56}
+GLM_MOE = {
+    "n_routed_experts": 16,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 24,
+    "n_shared_experts": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 2.5,
+    "pad_token_id": 0,
+}
 LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 1e4,
@@ -79,6 +90,16 @@ NATIVE = {
     "bloom": ("bloom", {}),
     "bloom-normed-residual": ("bloom", {"num_attention_heads": 6, "apply_residual_connection_post_layernorm": True}),
     "mpt": ("mpt", {}),
+    "mixtral": ("mixtral", {}),
+    "mixtral-window": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 1, "sliding_window": 9}),
+    "qwen2-moe": ("qwen2_moe", MOE),
+    "qwen2-moe-some-dense": ("qwen2_moe", {**MOE, "norm_topk_prob": True, "decoder_sparse_step": 2, "qkv_bias": False}),
+    "qwen3-moe": ("qwen3_moe", {**MOE, "head_dim": 16, "norm_topk_prob": True}),
+    "qwen3-moe-some-dense": ("qwen3_moe", {**MOE, "head_dim": 20, "mlp_only_layers": [0]}),
+    "olmoe": ("olmoe", {"num_experts": 8, "num_experts_per_tok": 2}),
+    "glm4-moe": ("glm4_moe", GLM_MOE),
+    "glm4-moe-qk-norm": ("glm4_moe", {**GLM_MOE, "use_qk_norm": True, "attention_bias": True, "norm_topk_prob": False}),
+    "gpt-oss": ("gpt_oss", {"head_dim": 16, "num_local_experts": 8, "sliding_window": 8, "swiglu_limit": 1.5}),
     "mpt-odd-heads": ("mpt", {"num_attention_heads": 6, "attn_config": {"softmax_scale": 0.2}}),
 }
 

@@ -71,6 +71,31 @@ class Executable {
   virtual std::vector<double> op_seconds() const { return {}; }
 };
 
+// A weight of three sizes, packed matrix by matrix, so that no more than one of them is unpacked at a time.
+class WeightStack {
+ public:
+  explicit WeightStack(const WeightSpec& spec) : spec_(spec) {
+    MAGA_REQUIRE(spec.shape.size() == 3, "weight \"", spec.name, "\" has ", spec.shape.size(), " sizes; a stack has three");
+  }
+  virtual ~WeightStack() = default;
+  // The next matrix, (rows, cols). Throws Error as Backend::pack does.
+  void add(const Canonical& matrix) {
+    MAGA_REQUIRE(added_ < spec_.shape[0], "weight \"", spec_.name, "\" takes ", spec_.shape[0], " matrices");
+    append({concat(spec_.name, '[', added_, ']'), {}, {spec_.shape[1], spec_.shape[2]}}, matrix);
+    ++added_;
+  }
+  std::shared_ptr<const Weight> finish() {
+    MAGA_REQUIRE(added_ == spec_.shape[0], "weight \"", spec_.name, "\" has ", added_, " of ", spec_.shape[0], " matrices");
+    return packed();
+  }
+
+ protected:
+  virtual void append(const WeightSpec& matrix_spec, const Canonical& matrix) = 0;
+  virtual std::shared_ptr<const Weight> packed() = 0;
+  const WeightSpec spec_;
+  int64_t added_ = 0;
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -81,6 +106,8 @@ class Backend {
 
   // Thread-safe for different weights. Throws Error naming `spec` when the form or shape cannot be taken.
   virtual std::shared_ptr<const Weight> pack(const WeightSpec& spec, const Canonical& weight) = 0;
+  // For a weight of three sizes, which `pack` does not take.
+  virtual std::unique_ptr<WeightStack> stack(const WeightSpec& spec) = 0;
   // Fuses, validates, allocates. `weights` are in the order of program.weights.
   virtual std::unique_ptr<Executable> load(const Program& program, std::vector<std::shared_ptr<const Weight>> weights,
                                            const Limits& limits) = 0;

@@ -10,6 +10,9 @@
 namespace py = pybind11;
 
 namespace maga {
+
+DType parse_dtype(const std::string& text);
+
 namespace {
 
 using FloatRows = py::array_t<float, py::array::c_style | py::array::forcecast>;
@@ -46,6 +49,52 @@ Tensor view_of(const py::array& array, DType dtype, std::string_view name, std::
 std::shared_ptr<const Weight> pack_released(Backend& backend, const WeightSpec& spec, const Canonical& weight) {
   py::gil_scoped_release release;
   return backend.pack(spec, weight);
+}
+
+Dense dense_of(const py::array& values, const std::string& dtype, std::string_view name) {
+  return {view_of(values, parse_dtype(dtype), name, "values")};
+}
+
+struct AffineNumbers {
+  int bits;
+  int64_t group;
+  int zero;
+};
+
+Affine affine_of(const py::array& codes, const AffineNumbers& numbers, const py::array& scale,
+                 const std::optional<py::array>& offset, std::string_view name) {
+  return {.codes = view_of(codes, DType::u8, name, "codes"),
+          .bits = numbers.bits,
+          .group = numbers.group,
+          .scale = view_of(scale, DType::f32, name, "scale"),
+          .offset = offset ? view_of(*offset, DType::f32, name, "offset") : Tensor{},
+          .zero = numbers.zero};
+}
+
+// A stack with its name for messages.
+struct NamedStack {
+  std::string name;
+  std::unique_ptr<WeightStack> stack;
+
+  void add(const Canonical& matrix) {
+    py::gil_scoped_release release;
+    stack->add(matrix);
+  }
+};
+
+void bind_stack(py::module_& m) {
+  py::class_<NamedStack>(m, "WeightStack")
+      .def(
+          "add_dense",
+          [](NamedStack& s, const py::array& values, const std::string& dtype) { s.add(dense_of(values, dtype, s.name)); },
+          py::arg("values"), py::arg("dtype"))
+      .def(
+          "add_affine",
+          [](NamedStack& s, const py::array& codes, int bits, int64_t group, const py::array& scale,
+             const std::optional<py::array>& offset,
+             int zero) { s.add(affine_of(codes, {bits, group, zero}, scale, offset, s.name)); },
+          py::arg("codes"), py::kw_only(), py::arg("bits"), py::arg("group"), py::arg("scale"), py::arg("offset"), py::arg("zero"))
+      .def("finish", [](NamedStack& s) { return std::const_pointer_cast<Weight>(s.stack->finish()); });
 }
 
 // What a step's spans point into.
@@ -155,12 +204,6 @@ void bind_executable(py::module_& m) {
       .def_property_readonly("op_seconds", &Executable::op_seconds);
 }
 
-}  // namespace
-
-DType parse_dtype(const std::string& text);
-
-namespace {
-
 void bind_cuda(py::module_& m) {
   py::class_<CudaDevice>(m, "CudaDevice")
       .def_readonly("name", &CudaDevice::name)
@@ -193,13 +236,14 @@ void bind_backend(py::module_& m) {
   bind_limits(m);
   bind_draw(m);
   bind_executable(m);
+  bind_stack(m);
 
   py::class_<Backend, std::shared_ptr<Backend>>(m, "Backend")
       .def("describe", &Backend::describe)
       .def(
           "pack_dense",
           [](Backend& b, const std::string& name, std::vector<int64_t> shape, const py::array& values, const std::string& dtype) {
-            const Dense dense{view_of(values, parse_dtype(dtype), name, "values")};
+            const Dense dense = dense_of(values, dtype, name);
             return std::const_pointer_cast<Weight>(pack_released(b, {name, {}, std::move(shape)}, dense));
           },
           py::arg("name"), py::arg("shape"), py::arg("values"), py::arg("dtype"))
@@ -207,17 +251,17 @@ void bind_backend(py::module_& m) {
           "pack_affine",
           [](Backend& b, const std::string& name, std::vector<int64_t> shape, const py::array& codes, int bits, int64_t group,
              const py::array& scale, const std::optional<py::array>& offset, int zero) {
-            Affine affine{.codes = view_of(codes, DType::u8, name, "codes"),
-                          .bits = bits,
-                          .group = group,
-                          .scale = view_of(scale, DType::f32, name, "scale"),
-                          .offset = {},
-                          .zero = zero};
-            if (offset) affine.offset = view_of(*offset, DType::f32, name, "offset");
+            const Affine affine = affine_of(codes, {bits, group, zero}, scale, offset, name);
             return std::const_pointer_cast<Weight>(pack_released(b, {name, {}, std::move(shape)}, affine));
           },
           py::arg("name"), py::arg("shape"), py::arg("codes"), py::kw_only(), py::arg("bits"), py::arg("group"), py::arg("scale"),
           py::arg("offset"), py::arg("zero"))
+      .def(
+          "stack",
+          [](Backend& b, const std::string& name, std::vector<int64_t> shape) {
+            return NamedStack{name, b.stack({name, {}, std::move(shape)})};
+          },
+          py::arg("name"), py::arg("shape"))
       .def(
           "load",
           [](Backend& b, const Program& program, const std::vector<std::shared_ptr<Weight>>& weights, int64_t tokens,

@@ -37,6 +37,7 @@ constexpr std::pair<std::string_view, ActivationKind> kActivations[] = {{"silu",
                                                                         {"relu", ActivationKind::relu},
                                                                         {"relu2", ActivationKind::relu2}};
 constexpr std::pair<std::string_view, BoundKind> kBounds[] = {{"clamp", BoundKind::clamp}, {"tanh", BoundKind::tanh}};
+constexpr std::pair<std::string_view, ScoreKind> kScores[] = {{"softmax", ScoreKind::softmax}, {"sigmoid", ScoreKind::sigmoid}};
 constexpr std::pair<std::string_view, Rows> kRows[] = {{"tokens", Rows::tokens}, {"logits", Rows::logits}};
 
 template <typename Enum>
@@ -99,6 +100,18 @@ struct Describe {
                     py::arg("kind") = name_in<PoolKind>(o.kind, kPoolKinds));
   }
   py::dict operator()(const Select& o) const { return py::dict(py::arg("out") = view(o.out), py::arg("in") = view(o.in)); }
+  py::dict operator()(const Moe& o) const {
+    const Routing& r = o.routing;
+    return py::dict(py::arg("out") = view(o.out), py::arg("in") = view(o.in), py::arg("logits") = view(o.logits),
+                    py::arg("residual") = view(o.residual), py::arg("gate_up") = o.gate_up, py::arg("down") = o.down,
+                    py::arg("gate_up_bias") = o.gate_up_bias, py::arg("down_bias") = o.down_bias, py::arg("width") = o.width,
+                    py::arg("experts") = r.experts, py::arg("top_k") = r.top_k,
+                    py::arg("score") = name_in<ScoreKind>(r.score, kScores), py::arg("correction") = r.correction,
+                    py::arg("groups") = r.groups, py::arg("top_groups") = r.top_groups, py::arg("group_best") = r.group_best,
+                    py::arg("renormalise") = r.renormalise, py::arg("scale") = r.scale,
+                    py::arg("kind") = name_in<ActivationKind>(o.gating.kind, kActivations), py::arg("alpha") = o.gating.alpha,
+                    py::arg("limit") = o.gating.limit, py::arg("up_offset") = o.gating.up_offset);
+  }
   py::dict operator()(const GatedLinear& o) const {
     return py::dict(py::arg("out") = view(o.out), py::arg("in") = view(o.in), py::arg("weight") = o.weight,
                     py::arg("bias") = o.bias, py::arg("kind") = name_in<ActivationKind>(o.kind, kActivations));
@@ -196,6 +209,40 @@ void bind_ops(py::class_<Program>& program) {
           py::arg("out"), py::arg("in_"), py::kw_only(), py::arg("kind"))
       .def(
           "select", [](Program& p, View out, View in) { p.ops.push_back(Select{out, in}); }, py::arg("out"), py::arg("in_"))
+      .def(
+          "moe",
+          [](Program& p, View out, View in, View logits, std::optional<View> residual, WeightId gate_up, WeightId down,
+             WeightId gate_up_bias, WeightId down_bias, int64_t width, int64_t experts, int64_t top_k, const std::string& score,
+             int32_t correction, int64_t groups, int64_t top_groups, int64_t group_best, bool renormalise, float scale,
+             const std::string& kind, float alpha, float limit, float up_offset) {
+            p.ops.push_back(Moe{.out = out,
+                                .in = in,
+                                .logits = logits,
+                                .residual = residual.value_or(View{}),
+                                .gate_up = gate_up,
+                                .down = down,
+                                .gate_up_bias = gate_up_bias,
+                                .down_bias = down_bias,
+                                .width = width,
+                                .routing = {.experts = experts,
+                                            .top_k = top_k,
+                                            .score = parse<ScoreKind>("score", score, kScores),
+                                            .correction = correction,
+                                            .groups = groups,
+                                            .top_groups = top_groups,
+                                            .group_best = group_best,
+                                            .renormalise = renormalise,
+                                            .scale = scale},
+                                .gating = {.kind = parse<ActivationKind>("activation", kind, kActivations),
+                                           .alpha = alpha,
+                                           .limit = limit,
+                                           .up_offset = up_offset}});
+          },
+          py::arg("out"), py::arg("in_"), py::arg("logits"), py::kw_only(), py::arg("residual") = none, py::arg("gate_up"),
+          py::arg("down"), py::arg("gate_up_bias") = kNone, py::arg("down_bias") = kNone, py::arg("width"), py::arg("experts"),
+          py::arg("top_k"), py::arg("score") = "softmax", py::arg("correction") = kNone, py::arg("groups") = 1,
+          py::arg("top_groups") = 1, py::arg("group_best") = 1, py::arg("renormalise") = false, py::arg("scale") = 1.0f,
+          py::arg("kind"), py::arg("alpha") = 1.0f, py::arg("limit") = 0.0f, py::arg("up_offset") = 0.0f)
       .def(
           "gated_linear",
           [](Program& p, View out, View in, WeightId weight, WeightId bias, const std::string& kind) {
@@ -297,6 +344,13 @@ void bind_program(py::module_& m) {
             return static_cast<int32_t>(p.alibi_slopes.size() - 1);
           },
           py::arg("slopes"))
+      .def(
+          "corrections",
+          [](Program& p, std::vector<float> corrections) {
+            p.corrections.push_back(std::move(corrections));
+            return static_cast<int32_t>(p.corrections.size() - 1);
+          },
+          py::arg("corrections"))
       .def(
           "cache_layer",
           [](Program& p, int64_t kv_heads, int64_t head_dim, int64_t v_dim) {

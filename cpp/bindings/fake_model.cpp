@@ -248,6 +248,9 @@ std::vector<float> FakeModel::read_value(ValueId, int64_t) { MAGA_CHECK(false, "
 std::shared_ptr<const Weight> FakeBackend::pack(const WeightSpec& spec, const Canonical&) {
   MAGA_CHECK(false, "a fake backend takes no weights: ", spec.name);
 }
+std::unique_ptr<WeightStack> FakeBackend::stack(const WeightSpec& spec) {
+  MAGA_CHECK(false, "a fake backend takes no weights: ", spec.name);
+}
 std::unique_ptr<Executable> FakeBackend::load(const Program&, std::vector<std::shared_ptr<const Weight>>, const Limits&) {
   MAGA_CHECK(false, "a fake backend loads no programs");
 }

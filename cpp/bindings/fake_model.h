@@ -102,6 +102,7 @@ class FakeBackend : public Backend {
   FusedOps fused_ops() const override { return {}; }
   ThreadPool& threads() override { return threads_; }
   std::shared_ptr<const Weight> pack(const WeightSpec& spec, const Canonical&) override;
+  std::unique_ptr<WeightStack> stack(const WeightSpec& spec) override;
   std::unique_ptr<Executable> load(const Program&, std::vector<std::shared_ptr<const Weight>>, const Limits&) override;
 
  private:

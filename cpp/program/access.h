@@ -40,8 +40,8 @@ inline Views reads(const Op& op) {
                  [](const Linear& o) { return Views(o.in, o.residual); }, [](const Rope& o) { return Views(o.x); },
                  [](const Attention& o) { return Views(o.q, o.k, o.v); }, [](const Activation& o) { return Views(o.gate, o.up); },
                  [](const Add& o) { return Views(o.a, o.b); }, [](const Select& o) { return Views(o.in); },
-                 [](const Pool& o) { return Views(o.in); }, [](const GatedLinear& o) { return Views(o.in); },
-                 [](const PrepareQkv& o) { return Views(o.q, o.k, o.v); }},
+                 [](const Pool& o) { return Views(o.in); }, [](const Moe& o) { return Views(o.in, o.logits, o.residual); },
+                 [](const GatedLinear& o) { return Views(o.in); }, [](const PrepareQkv& o) { return Views(o.q, o.k, o.v); }},
       op);
 }
 

@@ -3,6 +3,7 @@
 #include "program/cost.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "program/access.h"
 
@@ -69,6 +70,18 @@ class Costing {
   OpCost cost(const Add& op) const { return {.flops = rows_ * op.out.width}; }
   OpCost cost(const Select&) const { return {}; }
   OpCost cost(const Pool&) const { return {}; }
+
+  OpCost cost(const Moe& op) const {
+    const double experts = static_cast<double>(op.routing.experts), chosen = static_cast<double>(op.routing.top_k);
+    // Of experts that tokens choose evenly and apart from each other, this share is expected to be read.
+    const double touched = 1 - std::pow(1 - chosen / experts, rows_);
+    const double hidden = 2 * (2.0 * op.in.width + (op.gate_up_bias != kNone)) + 2;
+    const double result = 2.0 * op.width + (op.down_bias != kNone) + 2;  // times the weight, added up
+    OpCost total;
+    total.flops = rows_ * chosen * (op.width * hidden + op.out.width * result) + rows_ * experts * 3;
+    for (const WeightId id : {op.gate_up, op.down, op.gate_up_bias, op.down_bias}) total.weight_bytes += touched * read(id);
+    return total;
+  }
 
   OpCost cost(const GatedLinear& op) const {
     const double per_output = 2 * (2.0 * op.in.width + (op.bias != kNone)) + 2;

@@ -40,21 +40,30 @@ class Fusion {
     return remove({from});
   }
 
-  // Linear, Add -> Linear with residual.
+  // Linear or Moe, Add -> the same with residual.
   int linear_residual(int at) {
     const auto add = std::get<Add>(ops_[at]);
     for (const auto& [sum, other] : {std::pair{add.a, add.b}, std::pair{add.b, add.a}}) {
       const int from = writer(sum, at);
-      const Linear* linear = from < 0 ? nullptr : std::get_if<Linear>(&ops_[from]);
-      if (!linear || linear->residual || overlap(sum, other) || overlap(linear->in, add.out)) continue;
-      if (touched(sum, from + 1, at) || changed(linear->in, from + 1, at) || !dead_after(sum, at)) continue;
-      Linear fused = *linear;
-      fused.out = add.out;
-      fused.residual = other;
-      ops_[at] = fused;
+      if (from < 0 || overlap(sum, other) || touched(sum, from + 1, at) || !dead_after(sum, at)) continue;
+      const Views in = reads(ops_[from]);
+      const bool free =
+          std::none_of(in.begin(), in.end(), [&](const View& v) { return overlap(v, add.out) || changed(v, from + 1, at); });
+      if (!free || !(add_residual<Linear>(from, at, add.out, other) || add_residual<Moe>(from, at, add.out, other))) continue;
       return remove({from});
     }
     return 0;
+  }
+
+  template <typename Product>
+  bool add_residual(int from, int at, const View& out, const View& residual) {
+    const Product* product = std::get_if<Product>(&ops_[from]);
+    if (!product || product->residual) return false;
+    Product fused = *product;
+    fused.out = out;
+    fused.residual = residual;
+    ops_[at] = fused;
+    return true;
   }
 
   // [Norm, Norm], [Rope, Rope], Attention -> PrepareQkv, Attention. Takes as many of the norms and ropes as it can.

@@ -6,7 +6,7 @@
 namespace maga {
 
 struct FusedOps {
-  bool linear_residual = false;  // Linear, Add        -> Linear with residual
+  bool linear_residual = false;  // Linear, Add        -> Linear with residual; Moe likewise
   bool gated_linear = false;     // Linear, Activation -> GatedLinear
   bool prepare_qkv = false;      // Norm, Norm, Rope, Rope, K/V write of Attention -> PrepareQkv, Attention
 };

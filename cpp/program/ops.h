@@ -26,6 +26,7 @@ enum class NormKind : uint8_t { rms, layer };
 enum class ActivationKind : uint8_t { silu, gelu, gelu_tanh, relu, relu2 };  // relu2: the square of relu
 enum class BoundKind : uint8_t { clamp, tanh };
 enum class PoolKind : uint8_t { first, last, mean };
+enum class ScoreKind : uint8_t { softmax, sigmoid };
 
 // out[t] = table[ids[t]] * scale
 struct Embed {
@@ -121,6 +122,46 @@ struct Pool {
   PoolKind kind = PoolKind::first;
 };
 
+constexpr int64_t kMostExperts = 512, kMostChosen = 32, kMostGroups = 32;
+
+// How a router's logits choose experts and weigh them.
+//
+// An expert's score is the softmax over all experts, or the sigmoid of its logit. Its choice is score + correction or, without
+// corrections, the logit, which orders experts as scores do and is exact. Experts stand in `groups` runs of one size; those
+// `top_groups` of them take part whose `group_best` largest choices have the largest sum. Of their experts the `top_k` with the
+// largest choices are chosen. Of equals the one of lower index comes first, and NaN counts as larger than any number. A chosen
+// expert's weight is its score, divided by the sum of the chosen scores if `renormalise`, times `scale`.
+struct Routing {
+  int64_t experts = 0, top_k = 0;
+  ScoreKind score = ScoreKind::softmax;
+  int32_t correction = kNone;  // of Program::corrections
+  int64_t groups = 1, top_groups = 1, group_best = 1;
+  bool renormalise = false;
+  float scale = 1;
+};
+
+// act(g) * (u + up_offset) with g = min(gate, limit), u = up held in [-limit, limit]. silu(g) is g * sigmoid(alpha * g).
+struct Gating {
+  ActivationKind kind = ActivationKind::silu;
+  float alpha = 1;
+  float limit = 0;  // 0: none
+  float up_offset = 0;
+  bool plain() const { return alpha == 1 && limit == 0 && up_offset == 0; }
+};
+
+// A mixture of experts: out = residual + the sum over the chosen experts of weight * down(gating(gate(in), up(in))).
+struct Moe {
+  View out, in, logits;           // logits: (tokens, routing.experts)
+  View residual;                  // may be `out` itself
+  WeightId gate_up = kNone;       // (experts, 2 * width, in.width): of each expert the gate rows, then the up rows
+  WeightId down = kNone;          // (experts, out.width, width)
+  WeightId gate_up_bias = kNone;  // (experts * 2 * width)
+  WeightId down_bias = kNone;     // (experts * out.width)
+  int64_t width = 0;              // of an expert's hidden layer
+  Routing routing;
+  Gating gating;
+};
+
 // --- Fused ops. `fuse` makes them; each equals the plain ops named in its comment. ---
 
 // Linear to (gate | up), then Activation. `weight` holds the gate rows, then the up rows.
@@ -144,11 +185,11 @@ struct PrepareQkv {
 };
 
 using Op = std::variant<Embed, Norm, Linear, Rope, Attention, Activation, Add, Select, GatedLinear, PrepareQkv, AddPositions,
-                        LogScale, Bound, Pool>;
+                        LogScale, Bound, Pool, Moe>;
 
 constexpr std::string_view kOpNames[] = {"embed",         "norm",      "linear", "rope",         "attention",
                                          "activation",    "add",       "select", "gated_linear", "prepare_qkv",
-                                         "add_positions", "log_scale", "bound",  "pool"};
+                                         "add_positions", "log_scale", "bound",  "pool",         "moe"};
 static_assert(std::size(kOpNames) == std::variant_size_v<Op>);
 
 inline std::string_view name_of(const Op& op) { return kOpNames[op.index()]; }

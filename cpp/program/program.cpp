@@ -38,9 +38,9 @@ class Validation {
     for (const Value& value : p_.values)
       MAGA_REQUIRE(value.width > 0, "value \"", value.name, "\" is ", value.width, " columns wide");
     for (const WeightSpec& weight : p_.weights)
-      MAGA_REQUIRE((weight.shape.size() == 1 || weight.shape.size() == 2) &&
+      MAGA_REQUIRE(!weight.shape.empty() && weight.shape.size() <= 3 &&
                        std::all_of(weight.shape.begin(), weight.shape.end(), [](int64_t n) { return n > 0; }),
-                   "weight \"", weight.name, "\" has shape ", shape_text(weight.shape), "; it needs one or two positive sizes");
+                   "weight \"", weight.name, "\" has shape ", shape_text(weight.shape), "; it needs one to three positive sizes");
     for (size_t i = 0; i < p_.rope_tables.size(); ++i) rope_table(p_.rope_tables[i], i);
     for (size_t i = 0; i < p_.cache_layers.size(); ++i) {
       const CacheLayer& layer = p_.cache_layers[i];
@@ -213,6 +213,31 @@ class Validation {
     equal_width("in", op.in, op.out.width);
   }
 
+  void check(const Moe& op) {
+    const int64_t experts = op.routing.experts;
+    for (const View& view : {op.in, op.logits}) {
+      same_rows(view, op.out);
+      apart("an input", view, op.out);
+    }
+    equal_width("logits", op.logits, experts);
+    if (op.residual) {
+      same_rows(op.residual, op.out);
+      equal_width("residual", op.residual, op.out.width);
+      in_place_or_apart("residual", op.residual, op.out);
+    }
+    routing(op.routing);
+    require(op.width > 0, "width is ", op.width);
+    weight("gate_up", op.gate_up, {experts, 2 * op.width, op.in.width});
+    weight("down", op.down, {experts, op.out.width, op.width});
+    vector("gate_up_bias", op.gate_up_bias, experts * 2 * op.width);
+    vector("down_bias", op.down_bias, experts * op.out.width);
+    const Gating& gating = op.gating;
+    require(gating.limit >= 0 && std::isfinite(gating.limit) && std::isfinite(gating.up_offset), "limit is ", gating.limit,
+            " and up_offset ", gating.up_offset);
+    require(std::isfinite(gating.alpha) && (gating.alpha == 1 || gating.kind == ActivationKind::silu), "alpha is ", gating.alpha,
+            "; other values than 1 are for silu");
+  }
+
   void check(const GatedLinear& op) {
     same_rows(op.in, op.out);
     matrix("weight", op.weight, 2 * op.out.width, op.in.width);
@@ -276,6 +301,24 @@ class Validation {
   const WeightSpec& weight_of(std::string_view role, WeightId id) const {
     require(id >= 0 && id < static_cast<int64_t>(p_.weights.size()), role, " is weight ", id, " of ", p_.weights.size());
     return p_.weights[id];
+  }
+
+  void routing(const Routing& r) const {
+    require(r.experts > 0 && r.experts <= kMostExperts, r.experts, " experts; 1 to ", kMostExperts, " can be taken");
+    require(r.groups > 0 && r.groups <= kMostGroups && r.experts % r.groups == 0, r.experts, " experts in ", r.groups,
+            " groups; 1 to ", kMostGroups, " of one size can be taken");
+    const int64_t group = r.experts / r.groups;
+    require(r.top_groups > 0 && r.top_groups <= r.groups, "top_groups ", r.top_groups, " of ", r.groups);
+    require(r.group_best > 0 && r.group_best <= group, "group_best ", r.group_best, " of groups of ", group);
+    require(r.group_best == 1 || r.correction != kNone, "group_best ", r.group_best, " needs corrections: logits have no sum");
+    require(r.top_k > 0 && r.top_k <= std::min(kMostChosen, r.top_groups * group), "top_k ", r.top_k, " of ", r.top_groups * group,
+            " experts; 1 to ", kMostChosen, " can be taken");
+    require(std::isfinite(r.scale), "scale is ", r.scale);
+    if (r.correction == kNone) return;
+    require(r.correction >= 0 && r.correction < static_cast<int64_t>(p_.corrections.size()), "correction names table ",
+            r.correction, " of ", p_.corrections.size());
+    require(static_cast<int64_t>(p_.corrections[r.correction].size()) == r.experts, "correction has ",
+            p_.corrections[r.correction].size(), " entries for ", r.experts, " experts");
   }
 
   void epsilon(float eps) const { require(eps >= 0 && std::isfinite(eps), "eps is ", eps); }

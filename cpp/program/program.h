@@ -17,11 +17,12 @@ struct Value {
   Rows rows = Rows::tokens;
 };
 
-// One parameter of the program. `sources` are rows of the checkpoint's tensors (checkpoint/source.py), concatenated along dim 0.
+// One parameter of the program. `sources` are rows of the checkpoint's tensors (checkpoint/source.py), concatenated along dim 0;
+// those of a stack of matrices are divided among the matrices in order, as many for each.
 struct WeightSpec {
   std::string name;
   std::vector<std::string> sources;
-  std::vector<int64_t> shape;  // (rows, cols) or (n)
+  std::vector<int64_t> shape;  // (rows, cols), (n), or (matrices, rows, cols)
 };
 
 // Rotation frequencies, shared by the layers that use them.
@@ -55,6 +56,7 @@ struct Program {
   std::vector<WeightSpec> weights;
   std::vector<RopeTable> rope_tables;
   std::vector<std::vector<float>> alibi_slopes;  // (tables) (heads)
+  std::vector<std::vector<float>> corrections;   // (tables) (experts), see Routing; small differences count, so they stay fp32
   std::vector<CacheLayer> cache_layers;
   std::vector<Op> ops;
   std::vector<ValueId> inputs;   // written from outside before a run (op tests, embeddings)

@@ -47,6 +47,7 @@ class Program:
         max_positions: int = 0,
     ) -> int: ...
     def alibi_slopes(self, slopes: list[float]) -> int: ...
+    def corrections(self, corrections: list[float]) -> int: ...
     def cache_layer(self, kv_heads: int, head_dim: int, v_dim: int) -> int: ...
     def embed(self, out: View, table: int, scale: float = 1.0) -> None: ...
     def add_positions(self, out: View, in_: View, *, table: int, offset: int = 0, divisor: int = 1) -> None: ...
@@ -79,6 +80,32 @@ class Program:
     def add(self, out: View, a: View, b: View) -> None: ...
     def select(self, out: View, in_: View) -> None: ...
     def pool(self, out: View, in_: View, *, kind: str) -> None: ...
+    def moe(
+        self,
+        out: View,
+        in_: View,
+        logits: View,
+        *,
+        residual: View | None = None,
+        gate_up: int,
+        down: int,
+        gate_up_bias: int = -1,
+        down_bias: int = -1,
+        width: int,
+        experts: int,
+        top_k: int,
+        score: str = "softmax",
+        correction: int = -1,
+        groups: int = 1,
+        top_groups: int = 1,
+        group_best: int = 1,
+        renormalise: bool = False,
+        scale: float = 1.0,
+        kind: str,
+        alpha: float = 1.0,
+        limit: float = 0.0,
+        up_offset: float = 0.0,
+    ) -> None: ...
     def gated_linear(self, out: View, in_: View, *, weight: int, bias: int = -1, kind: str) -> None: ...
     def prepare_qkv(
         self,
@@ -127,6 +154,17 @@ class Weight:
     @property
     def bytes(self) -> int: ...
 
+class WeightStack:
+    """Packs matrix by matrix, so that no more than one is unpacked at a time."""
+
+    def add_dense(self, values: np.ndarray, dtype: str) -> None:
+        """The next matrix, as in Backend.pack_dense."""
+    def add_affine(
+        self, codes: np.ndarray, *, bits: int, group: int, scale: np.ndarray, offset: np.ndarray | None, zero: int
+    ) -> None: ...
+    def finish(self) -> Weight:
+        """Once all matrices are there."""
+
 class Backend:
     def describe(self) -> str: ...
     def pack_dense(self, name: str, shape: Sequence[int], values: np.ndarray, dtype: str) -> Weight:
@@ -144,6 +182,8 @@ class Backend:
         zero: int,
     ) -> Weight:
         """The canonical Affine form (cpp/program/weight.h). Releases the GIL."""
+    def stack(self, name: str, shape: Sequence[int]) -> WeightStack:
+        """For a weight of the shape (matrices, rows, columns)."""
     def load(
         self,
         program: Program,

@@ -105,12 +105,13 @@ def _rows(program: _core.Program, checkpoint: Checkpoint, batch: int, context: i
 
 def _describe(op: dict[str, Any], weights: list[tuple[str, list[str], list[int]]], checkpoint: Checkpoint) -> tuple[str, str]:
     """What the op works on, without the layer's number, and its sizes."""
-    weight = op.get("weight", op.get("table")) if op["op"] != "rope" else None
+    weight = op.get("weight", op.get("gate_up", op.get("table"))) if op["op"] != "rope" else None
     if weight is not None:
         name, sources, shape = weights[weight]
         parts = [part for part in name.removesuffix(".weight").removeprefix("model.").split(".") if not part.isdigit()]
         dtype = checkpoint.dtype(Source.parse(sources[0]).tensor)
-        return ".".join(parts).removeprefix("layers."), f"{' x '.join(map(str, shape))} {dtype}"
+        chosen = f"{op['top_k']} of " if op["op"] == "moe" else ""
+        return ".".join(parts).removeprefix("layers."), f"{chosen}{' x '.join(map(str, shape))} {dtype}"
     if op["op"] == "attention":
         window = f", window {op['window']}" if op["window"] else ""
         return "", f"{op['heads']} heads on {op['kv_heads']} of {op['head_dim']}{window}"

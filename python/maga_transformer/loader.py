@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from maga_transformer import _core
 from maga_transformer.checkpoint import Checkpoint, stored_bytes
-from maga_transformer.formats import Dense, read_weight
+from maga_transformer.formats import Affine, Dense, read_weight
 
 Progress = Callable[[int, int], None]
 
@@ -27,7 +27,8 @@ def load_weights(
     workers: int | None = None,
 ) -> list[_core.Weight]:
     """Packed weights in the order of program.weights. `progress` hears (bytes done, bytes in all) on this thread. Each of the
-    `workers` threads (default: one a usable core) holds one unpacked weight at a time, and all together at most _MOST_BYTES."""
+    `workers` threads (default: one a usable core) holds one unpacked weight, or one matrix of a stack, at a time, and all together
+    at most _MOST_BYTES."""
     specs = program.weights
     sizes = [stored_bytes(checkpoint, sources) for _, sources, _ in specs]
     total, done = sum(sizes), 0
@@ -63,12 +64,23 @@ def usable_cores() -> int:
 
 
 def _load(backend: _core.Backend, checkpoint: Checkpoint, name: str, sources: list[str], shape: list[int]) -> _core.Weight:
+    if len(shape) == 3:
+        stack, each = backend.stack(name, shape), len(sources) // shape[0]
+        for first in range(0, len(sources), each):
+            weight = read_weight(checkpoint, sources[first : first + each])
+            if isinstance(weight, Dense):
+                stack.add_dense(_plain(weight.values), weight.dtype)
+            else:
+                stack.add_affine(weight.codes, **_numbers(weight))
+        return stack.finish()
     weight = read_weight(checkpoint, sources)
     if isinstance(weight, Dense):
         return backend.pack_dense(name, shape, _plain(weight.values), weight.dtype)
-    return backend.pack_affine(
-        name, shape, weight.codes, bits=weight.bits, group=weight.group, scale=weight.scale, offset=weight.offset, zero=weight.zero
-    )
+    return backend.pack_affine(name, shape, weight.codes, **_numbers(weight))
+
+
+def _numbers(weight: Affine) -> dict[str, Any]:
+    return {"bits": weight.bits, "group": weight.group, "scale": weight.scale, "offset": weight.offset, "zero": weight.zero}
 
 
 def _plain(values: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -24,6 +24,8 @@ SOURCES = {
     "a.weight[transposed]": Source("a.weight", layout="transposed"),
     "a.weight[transposed][2:4/6][*0.5]": Source("a.weight", 2, 4, 6, factor=0.5, layout="transposed"),
     "a.weight[flat]": Source("a.weight", layout="flat"),
+    "a.weight[#0]": Source("a.weight", matrix=0),
+    "a.weight[#13][transposed][0:1/2]": Source("a.weight", 0, 1, 2, layout="transposed", matrix=13),
 }
 
 
@@ -63,6 +65,36 @@ def test_factor_of_block_formats(name: str, tmp_path: Path) -> None:
     with np.errstate(all="ignore"):
         expected = read_weight(checkpoint, ["a.weight"]).dequantize() * np.float32(0.25)
         np.testing.assert_array_equal(read_weight(checkpoint, ["a.weight[*0.25]"]).dequantize(), expected)
+
+
+def test_matrices_of_stacks(tmp_path: Path) -> None:
+    stack = np.random.default_rng(0).normal(0, 1, (3, 4, 6)).astype(np.float32)
+    checkpoint = open_checkpoint(str(write_folder(tmp_path, {}, {"a": stack, "b": stack[0]})))
+    selections = {
+        "a[#2]": stack[2],
+        "a[#1][transposed]": stack[1].T,
+        "a[#1][transposed][1:2/2]": stack[1, :, 1::2].T,
+        "b[#3]": stack[0, 3],
+        "b[#3][0:1/2]": stack[0, 3, ::2],
+        "b[transposed]": stack[0].T,
+    }
+    for source, expected in selections.items():
+        np.testing.assert_array_equal(read_weight(checkpoint, [source]).dequantize(), expected)
+        assert stored_bytes(checkpoint, [source]) == expected.nbytes
+    assert np.shares_memory(read_weight(checkpoint, ["a[#2]"]).values, checkpoint.tensor("a"))
+
+
+@pytest.mark.parametrize("name", ["q4_0", "q6_k"])
+def test_matrices_of_stacks_of_blocks(name: str, tmp_path: Path) -> None:
+    blocks = np.random.default_rng(0).integers(0, 256, (3, 4, 2 * FORMATS[name].nbytes), dtype=np.uint8)
+    tensors = {each: (data, gguf.GGMLQuantizationType[name.upper()]) for each, data in (("a", blocks), ("b", blocks[1]))}
+    checkpoint = open_checkpoint(str(write_gguf(tmp_path / "model.gguf", {}, tensors, architecture="other")))
+    with np.errstate(all="ignore"):
+        expected = read_weight(checkpoint, ["b"]).dequantize()
+        np.testing.assert_array_equal(read_weight(checkpoint, ["a[#1]"]).dequantize(), expected)
+    assert stored_bytes(checkpoint, ["a[#1]"]) == checkpoint.nbytes("b")
+    with pytest.raises(ValueError, match=r"tensor b has the type .*, its blocks lie along rows"):
+        read_weight(checkpoint, ["b[transposed]"])
 
 
 def test_rows_of_dense_tensors(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from maga_transformer._core import Program, View
 
 from .case import PAGE_TOKENS, Case, OpProgram, PageTables, Run, apart_from_ties, plain_step, rows
-from .weights import Form, from_bf16, matrix, to_bf16
+from .weights import Form, from_bf16, matrix, stack, to_bf16
 
 Builder = Callable[[np.random.Generator], Case]
 
@@ -221,6 +221,64 @@ def block_of(form: Form, width: int) -> int:
     if form.group in (0, width) or form.group % 32 == 0:
         return 32
     return 16 if form.group % 16 == 0 else 0
+
+
+# --- moe ---
+
+
+def moe(
+    form: Form,
+    sizes: tuple[int, int, int],
+    experts: int,
+    top_k: int,
+    tokens: int,
+    *,
+    bias: bool = False,
+    residual: str = "",
+    spread: str = "",
+    correction: bool = False,
+    **options: Any,
+) -> Iterator[tuple[str, Builder]]:
+    """`sizes`: input, hidden and output. `residual`: "", "apart" or "in-place". `spread`: "one" sends all tokens to one expert,
+    "few" to a quarter of them, "ties" makes the logits small whole numbers."""
+
+    def build(rng: np.random.Generator) -> Case:
+        p = OpProgram(rng)
+        width, hidden, out = sizes
+        x, logits = p.input("x", width + 8), p.input("logits", experts + 2)
+        inputs = {x.value: rows(rng, tokens, x.width), logits.value: rng.normal(0, 2, (tokens, logits.width)).astype(np.float32)}
+        if spread == "one":
+            inputs[logits.value][:, 1 + experts // 2] += 50
+        elif spread == "few":
+            inputs[logits.value][:, 1 + experts // 4 :] -= 50
+        elif spread == "ties":
+            inputs[logits.value] = np.round(inputs[logits.value] / 2)
+        added = target = None
+        if residual:
+            r = p.input("r", out)
+            inputs[r.value], added = rows(rng, tokens, out), r
+            target = p.keep(r) if residual == "in-place" else None
+        p.program.moe(
+            target or p.output("y", out),
+            View(x.value, 0, width),
+            View(logits.value, 1, experts),
+            residual=added,
+            gate_up=p.weight(stack(rng, experts, 2 * hidden, width, form)),
+            down=p.weight(stack(rng, experts, out, hidden, form)),
+            gate_up_bias=p.vector(experts * 2 * hidden) if bias else -1,
+            down_bias=p.vector(experts * out) if bias else -1,
+            width=hidden,
+            experts=experts,
+            top_k=top_k,
+            correction=p.program.corrections(rng.normal(0, 0.3, experts).tolist()) if correction else -1,
+            **{"kind": "silu", **options},
+        )
+        return p.case([Run(plain_step(tokens, rng), inputs)])
+
+    extras = [f"{key}{value:g}" if isinstance(value, float | int) else str(value) for key, value in options.items()]
+    extras += ["bias" * bias, f"residual-{residual}" if residual else "", spread, "correction" * correction]
+    name = f"moe-{form}-{'x'.join(map(str, sizes))}-{top_k}of{experts}-x{tokens}"
+    yield "-".join(filter(None, [name, *extras])), build
 
 
 # --- rope, attention, prepare_qkv ---
@@ -501,6 +559,8 @@ def table() -> Iterator[tuple[str, Builder]]:
         ):
             yield from gated_linear(form, out, 160, tokens, kind, bias)
 
+    yield from moes(dense_forms, [q4, q8])
+
     for head_dim in (64, 80, 128, 6):
         for interleaved in (False, True):
             yield from rope(RopeForm(head_dim, interleaved), head_dim, 3, "ragged")
@@ -547,6 +607,34 @@ def table() -> Iterator[tuple[str, Builder]]:
     yield from prepare_qkv(64, 4, 1, "decodes", form=RopeForm(64, dynamic=2.0, max_positions=30))
 
 
+def moes(dense_forms: list[Form], quantized_forms: list[Form]) -> Iterator[tuple[str, Builder]]:
+    bf16 = Form("bf16")
+    for form in [*dense_forms, *quantized_forms]:
+        for tokens in (1, 3, 40):
+            yield from moe(form, (64, 96, 64), 8, 2, tokens, renormalise=True)
+    for sizes in ((33, 7, 5), (40, 24, 56), (8, 8, 8), (1, 1, 1), (72, 200, 129)):
+        for tokens in (1, 19):
+            yield from moe(bf16, sizes, 5, 3, tokens, bias=True, residual="apart")
+    for top_k in range(1, 9):
+        yield from moe(bf16, (64, 32, 64), 16, top_k, 21, residual="in-place", spread="ties", renormalise=top_k % 2 == 0)
+    for experts, top_k in ((1, 1), (2, 2), (60, 4), (128, 8), (200, 6)):
+        for tokens in (1, 30):
+            yield from moe(bf16, (48, 24, 48), experts, top_k, tokens, residual="apart", renormalise=True)
+    for spread in ("one", "few"):
+        yield from moe(bf16, (64, 64, 64), 16, 1, 70, spread=spread, renormalise=True, scale=2.5)
+    for tokens in (1, 25):
+        yield from moe(bf16, (64, 32, 64), 1, 1, tokens, residual="apart", score="sigmoid")
+        yield from moe(bf16, (64, 32, 64), 16, 4, tokens, score="sigmoid", groups=4, top_groups=2, scale=2.5)
+        yield from moe(bf16, (64, 32, 64), 24, 4, tokens, groups=6, top_groups=3, spread="ties", scale=16.0)
+        grouped = {"groups": 4, "top_groups": 2, "group_best": 2, "renormalise": True, "scale": 2.5}
+        yield from moe(bf16, (64, 32, 64), 32, 8, tokens, score="sigmoid", correction=True, **grouped)
+        yield from moe(bf16, (64, 32, 64), 9, 2, tokens, correction=True)
+        clamped = {"alpha": 1.702, "limit": 1.5, "up_offset": 1.0}
+        yield from moe(bf16, (64, 40, 64), 8, 4, tokens, bias=True, renormalise=True, **clamped)
+    for kind in ("gelu", "gelu_tanh", "relu"):
+        yield from moe(bf16, (64, 32, 64), 4, 2, 9, kind=kind)
+
+
 def linears(dense_forms: list[Form], every_width: list[Form], every_group: list[Form]) -> Iterator[tuple[str, Builder]]:
     """Every form in a small and a larger product; the numbers of tokens, rows and columns go round."""
     tokens = itertools.cycle((1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 31, 70))
@@ -580,6 +668,11 @@ def large_table() -> Iterator[tuple[str, Builder]]:
         yield from gated_linear(bf16, 1408, 1024, tokens, "silu")
         yield from gated_linear(bf16, 512, 1024, tokens, "gelu_tanh", bias=True)
         yield from gated_linear(bf16, 512, 1024, tokens, "relu2")
+    for tokens in (1, 2, 5, 16, 33, 64, 130, 300, 700):
+        yield from moe(bf16, (512, 384, 512), 8, 2, tokens, renormalise=True, residual="apart")
+        yield from moe(bf16, (256, 128, 256), 64, 6, tokens, bias=True)
+    yield from moe(bf16, (1024, 1000, 1032), 8, 2, 600, spread="one", residual="in-place")
+    yield from moe(bf16, (512, 264, 512), 32, 4, 400, spread="few", bias=True, alpha=1.702, limit=1.5, up_offset=1.0)
     for head_dim in (64, 80, 96, 112, 128, 160, 192, 256):
         for heads, kv_heads in ((4, 4), (4, 2), (8, 1)):
             yield from attention(head_dim, heads, kv_heads, "many")

@@ -1,12 +1,15 @@
 """Every op on every CPU instruction set of this machine, against the reference backend."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from maga_transformer._core import View
 
-from .case import OpProgram, quantize_rows
+from .case import OpProgram, Run, plain_step, quantize_rows, rows
 from .cases import CASES, build
 from .harness import MODES, Mode, distance, expected, load, run
+from .weights import Form, stack
 
 # fp32 arithmetic, with sums of up to about a thousand terms.
 EXACT = 2e-5
@@ -51,6 +54,53 @@ def test_gated_linear_is_linear_and_activation(mode: Mode, name: str) -> None:
     np.testing.assert_array_equal(fused_results[y.value], results[y.value])
 
 
+MOE_CASES = [name for name in CASES if name.startswith("moe")]
+
+
+@pytest.mark.parametrize("name", MOE_CASES)
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_moe_of_a_token_is_the_same_alone(mode: Mode, name: str) -> None:
+    """Bit for bit."""
+    case = build(name)
+    (together,) = run(load(mode.backend(), case), case)
+    assert distance([together], expected(name, False)) < (LOOSE if mode.quantized else EXACT)
+    if case.runs[0].tokens == 1:
+        return
+    executable = load(mode.backend(), case)
+    rng = np.random.default_rng(0)
+    for token in (0, case.runs[0].tokens // 2, case.runs[0].tokens - 1):
+        inputs = {value: data[token : token + 1] for value, data in case.runs[0].inputs.items()}
+        (alone,) = run(executable, replace(case, runs=[Run(plain_step(1, rng) | {"pages": [0]}, inputs)]))
+        for value, data in alone.items():
+            np.testing.assert_array_equal(data[0], together[value][token])
+
+
+@pytest.mark.parametrize("form", [Form("fp16"), Form("affine", 4, 32, True), Form("affine", 8, 32, False, 128)], ids=str)
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_moe_is_its_linears(mode: Mode, form: Form) -> None:
+    """Bit for bit: a gated linear and a linear of the one expert that a token chooses, whose weight is 1."""
+    rng = np.random.default_rng(0)
+    experts, width, hidden, out, tokens = 4, 96, 64, 40, 23
+    gate_up, down = stack(rng, experts, 2 * hidden, width, form), stack(rng, experts, out, hidden, form)
+    x, logits = rows(rng, tokens, width), rows(rng, tokens, experts)
+    p = OpProgram(rng)
+    sizes = {"width": hidden, "experts": experts, "top_k": 1, "renormalise": True, "kind": "silu"}
+    p.program.moe(
+        p.output("y", out), p.input("x", width), p.input("l", experts), gate_up=p.weight(gate_up), down=p.weight(down), **sizes
+    )
+    case = p.case([Run(plain_step(tokens, rng), {1: x, 2: logits})])
+    (result,) = run(load(mode.backend(), case), case)
+    for e in range(experts):
+        p = OpProgram(rng)
+        h = p.program.value("hidden", hidden)
+        p.program.gated_linear(h, p.input("x", width), weight=p.weight(gate_up.matrix(e)), kind="silu")
+        p.program.linear(p.output("y", out), h, weight=p.weight(down.matrix(e)))
+        linears = p.case([Run(plain_step(tokens, rng), {1: x})])
+        (want,) = run(load(mode.backend(), linears), linears)
+        chosen = logits.argmax(1) == e
+        np.testing.assert_array_equal(result[0][chosen], want[2][chosen])
+
+
 # One case of each op and kind of weight, with several tokens.
 NAN_CASES = [
     "norm-rms-100-by100-x33",
@@ -71,6 +121,8 @@ NAN_CASES = [
     "linear-4bit-g32-z0-offset-37x96-x6-bias",
     "linear-8bit-g32-z128-37x96-x6-bias",
     "gated_linear-4bit-g32-z0-offset-33x160-x5-gelu_tanh-bias",
+    "moe-bf16-64x96x64-2of8-x40-renormalise1",
+    "moe-4bit-g32-z0-offset-64x96x64-2of8-x40-renormalise1",
     "rope64-head64-x3-ragged",
     "attention-64-4over2-prefill-fp32-pages16",
     "prepare_qkv-64-6over2-ragged-norm-qk-rope64",

@@ -156,6 +156,16 @@ def logits_narrow(p: Program) -> None:
     p.logits = y.value
 
 
+def moe(p: Program, *, sizes: tuple[int, int] = (12, 8), out: int = 10, corrections: int = 0, **options: Any) -> None:
+    """`sizes`: rows of gate and up, and columns of each of six experts."""
+    x, logits = p.input("x", 8), p.input("logits", 6)
+    sizes_of_all = {"width": 6, "experts": 6, "top_k": 2, "kind": "silu"}
+    if corrections:
+        options["correction"] = p.corrections([0.0] * corrections)
+    gate_up, down = weight(p, 6, *sizes), weight(p, 6, 10, 6)
+    p.moe(p.value("y", out), x, logits, gate_up=gate_up, down=down, **{**sizes_of_all, **options})
+
+
 BROKEN: list[tuple[Callable[[Program], None], str]] = [
     (narrow_linear, r'op 0 \(linear to "y"\): weight "weight0" has shape \(6, 4\); the op needs \(6, 5\)'),
     (linear_bias, r'op 0 \(linear to "y"\): bias "weight1" has shape \(5\); the op needs \(6\)'),
@@ -203,6 +213,17 @@ BROKEN: list[tuple[Callable[[Program], None], str]] = [
     (lambda p: p.bound(p.value("y", 4), p.input("x", 4), kind="clamp", limit=0), r'op 0 \(bound to "y"\): limit is 0'),
     (lambda p: norm(p, eps=float("nan")), r'op 0 \(norm to "y"\): eps is nan'),
     (gated, r'op 0 \(gated_linear to "y"\): weight "weight0" has shape \(6, 5\); the op needs \(12, 5\)'),
+    (lambda p: moe(p, sizes=(12, 7)), r'op 0 \(moe to "y"\): gate_up "weight0" has shape \(6, 12, 7\); the op needs \(6, 12, 8\)'),
+    (lambda p: moe(p, out=9), r'op 0 \(moe to "y"\): down "weight1" has shape \(6, 10, 6\); the op needs \(6, 9, 6\)'),
+    (lambda p: moe(p, experts=5), r'op 0 \(moe to "y"\): logits "logits" is 6 columns wide; the op needs 5'),
+    (lambda p: moe(p, top_k=7), r'op 0 \(moe to "y"\): top_k 7 of 6 experts; 1 to 32 can be taken'),
+    (lambda p: moe(p, groups=3, top_groups=1, top_k=3), r'op 0 \(moe to "y"\): top_k 3 of 2 experts'),
+    (lambda p: moe(p, groups=4), r'op 0 \(moe to "y"\): 6 experts in 4 groups'),
+    (lambda p: moe(p, groups=2, top_groups=3), r'op 0 \(moe to "y"\): top_groups 3 of 2'),
+    (lambda p: moe(p, groups=2, group_best=2), r'op 0 \(moe to "y"\): group_best 2 needs corrections'),
+    (lambda p: moe(p, corrections=5), r'op 0 \(moe to "y"\): correction has 5 entries for 6 experts'),
+    (lambda p: moe(p, correction=1), r'op 0 \(moe to "y"\): correction names table 1 of 0'),
+    (lambda p: moe(p, kind="relu", alpha=2.0), r'op 0 \(moe to "y"\): alpha is 2; other values than 1 are for silu'),
     (prepare, r'op 0 \(prepare_qkv to "qkv"\): q_norm "weight0" has shape \(4\); the op needs \(8\)'),
     (lambda p: prepare(p, k_offset=31), r'op 0 \(prepare_qkv to "qkv"\): k "qkv"\[31:47\] overlaps "qkv"\[0:32\]'),
     (embed, r'op 0 \(embed to "x"\): table "weight0" has shape \(49, 4\); the op needs \(50, 4\)'),
@@ -298,6 +319,26 @@ def test_fuse_leaves_other_halves(gate: tuple[int, int], up: tuple[int, int] | N
     p.output(out)
     p.validate()
     assert names(fuse(p, **ALL)) == ["linear", "activation"]
+
+
+@pytest.mark.parametrize("between", [False, True])
+def test_fuse_moe(between: bool) -> None:
+    """Takes the sum that follows as its residual, unless what it reads is changed before that."""
+    p = program()
+    x, logits, y, out = p.input("x", 8), p.input("logits", 4), p.value("y", 8), p.value("out", 8)
+    weights = {"gate_up": weight(p, 4, 12, 8), "down": weight(p, 4, 8, 6)}
+    p.moe(y, x, logits, **weights, width=6, experts=4, top_k=2, kind="silu")
+    if between:
+        p.add(logits, logits, logits)
+    p.add(out, x, y)
+    p.output(out)
+    p.validate()
+    fused = fuse(p, **ALL)
+    fused.validate()
+    assert names(fused) == (["moe", "add", "add"] if between else ["moe"])
+    if not between:
+        (op,) = fused.ops
+        assert (op["out"], op["residual"], op["in"]) == ((out.value, 0, 8), (x.value, 0, 8), (x.value, 0, 8))
 
 
 def test_fuse_reuses_values_layer_by_layer() -> None:
@@ -454,6 +495,18 @@ def test_cost_by_hand() -> None:
     decode = cost(p, **work, weight_bytes=[500.0, 560.0, 224.0, 80.0])
     assert decode[3] == (5 * 4 * 29, 0, (5 + 1) * entry / 2)
     assert decode[6] == (0, 0, 0)
+
+
+def test_cost_of_experts() -> None:
+    """Weights count as far as tokens that choose evenly are expected to touch them."""
+    p = program()
+    moe(p)
+    work = {"tokens_per_sequence": 1, "context": 0, "logit_rows": 0, "kv_element_bytes": 2}
+    for tokens, share in ((0, 0), (1, 2 / 6), (2, 1 - (4 / 6) ** 2), (1000, 1)):
+        ((flops, weight_bytes, kv_bytes),) = cost(p, sequences=tokens, **work, weight_bytes=[600.0, 60.0])
+        assert weight_bytes == pytest.approx(660 * share)
+        # Of two experts: gate, up, their product; down, times the weight, added up. Of six: what makes scores.
+        assert (flops, kv_bytes) == (tokens * (2 * (6 * (2 * 16 + 2) + 10 * (12 + 2)) + 6 * 3), 0)
 
 
 def test_cost_of_fused_is_cost_of_plain() -> None:

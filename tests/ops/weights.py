@@ -1,6 +1,7 @@
 """Random weights in canonical forms (cpp/program/weight.h), described by a Form and handed to any backend."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from maga_transformer import _core
@@ -26,8 +27,8 @@ class Form:
 
 @dataclass(frozen=True)
 class WeightData:
-    shape: tuple[int, ...]
-    values: np.ndarray  # fp32, fp16, bf16 bits, or codes
+    shape: tuple[int, ...]  # of a stack: (matrices, rows, cols)
+    values: np.ndarray  # fp32, fp16, bf16 bits, or codes; the rows of a stack one matrix after another
     form: Form
     scale: np.ndarray | None = None
     offset: np.ndarray | None = None
@@ -38,7 +39,7 @@ class WeightData:
             return from_bf16(self.values)
         if self.form.kind != "affine":
             return self.values.astype(np.float32)
-        rows, cols = self.shape
+        rows, cols = self.values.shape
         codes = self.values.reshape(rows, -1, self.form.group or cols).astype(np.float32)
         values = self.scale[:, :, None] * (codes - np.float32(self.form.zero))
         if self.offset is not None:
@@ -49,20 +50,30 @@ class WeightData:
         """As a device holds it that computes in `dtype`, in fp32."""
         return WeightData(self.shape, rounded(self.dequantize(), dtype), Form("fp32"))
 
+    def matrix(self, i: int) -> "WeightData":
+        """Of a stack."""
+        _, rows, cols = self.shape
+        part = slice(i * rows, (i + 1) * rows)
+        scale, offset = (None if each is None else each[part] for each in (self.scale, self.offset))
+        return WeightData((rows, cols), self.values[part], self.form, scale, offset)
+
     def pack(self, backend: _core.Backend, name: str) -> _core.Weight:
+        if len(self.shape) == 3:
+            stack = backend.stack(name, self.shape)
+            for each in (self.matrix(i) for i in range(self.shape[0])):
+                if self.form.kind == "affine":
+                    stack.add_affine(each.values, **each.numbers())
+                else:
+                    stack.add_dense(each.values, self.form.kind)
+            return stack.finish()
         if self.form.kind != "affine":
             return backend.pack_dense(name, self.shape, self.values, self.form.kind)
+        return backend.pack_affine(name, self.shape, self.values, **self.numbers())
+
+    def numbers(self) -> dict[str, Any]:
+        """What the codes of an affine matrix come with."""
         group = self.form.group or self.shape[1]
-        return backend.pack_affine(
-            name,
-            self.shape,
-            self.values,
-            bits=self.form.bits,
-            group=group,
-            scale=self.scale,
-            offset=self.offset,
-            zero=self.form.zero,
-        )
+        return {"bits": self.form.bits, "group": group, "scale": self.scale, "offset": self.offset, "zero": self.form.zero}
 
 
 def to_bf16(values: np.ndarray) -> np.ndarray:
@@ -108,3 +119,7 @@ def matrix(rng: np.random.Generator, rows: int, cols: int, form: Form) -> Weight
     if offset is not None:
         offset = offset.astype(stored).astype(np.float32)
     return WeightData((rows, cols), codes, form, scale, offset)
+
+
+def stack(rng: np.random.Generator, count: int, rows: int, cols: int, form: Form) -> WeightData:
+    return replace(matrix(rng, count * rows, cols, form), shape=(count, rows, cols))

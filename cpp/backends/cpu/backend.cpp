@@ -23,6 +23,8 @@ std::shared_ptr<const Weight> CpuBackend::pack(const WeightSpec& spec, const Can
   return pack_matrix(spec, weight);
 }
 
+std::unique_ptr<WeightStack> CpuBackend::stack(const WeightSpec& spec) { return std::make_unique<PackedStack>(spec); }
+
 std::unique_ptr<Executable> CpuBackend::load(const Program& program, std::vector<std::shared_ptr<const Weight>> weights,
                                              const Limits& limits) {
   program.validate();

@@ -22,6 +22,7 @@ class CpuBackend : public Backend {
   FusedOps fused_ops() const override;
   ThreadPool& threads() override { return device_->threads; }
   std::shared_ptr<const Weight> pack(const WeightSpec& spec, const Canonical& weight) override;
+  std::unique_ptr<WeightStack> stack(const WeightSpec& spec) override;
   std::unique_ptr<Executable> load(const Program& program, std::vector<std::shared_ptr<const Weight>> weights,
                                    const Limits& limits) override;
 

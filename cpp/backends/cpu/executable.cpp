@@ -33,7 +33,8 @@ CpuExecutable::CpuExecutable(std::shared_ptr<Device> device, Program program, st
       weights_(std::move(weights)),
       limits_(limits),
       pages_(program_, limits),
-      batch_(limits, pages_.page_bytes(), program_) {
+      batch_(limits, pages_.page_bytes(), program_),
+      experts_(program_, limits) {
   check_weights();
   place_values();
   for (const RopeTable& table : program_.rope_tables) turns_.emplace_back(table, limits.tokens);
@@ -51,6 +52,8 @@ void CpuExecutable::check_weights() const {
                  " x ", packed->cols());
     else if (const auto* vector = dynamic_cast<const VectorWeight*>(weights_[i].get()))
       MAGA_CHECK(spec.shape == std::vector<int64_t>({vector->size()}), spec.name, " is packed as ", vector->size(), " elements");
+    else if (const auto* stack = dynamic_cast<const StackedWeight*>(weights_[i].get()))
+      MAGA_CHECK(spec.shape == stack->shape(), spec.name, " is packed in another shape");
     else
       MAGA_CHECK(false, spec.name, " was not packed by the CPU backend");
   }
@@ -84,7 +87,7 @@ void CpuExecutable::plan_attention() {
 void CpuExecutable::allocate_scratch() {
   int64_t cols = 0;
   for (const WeightSpec& spec : program_.weights)
-    if (spec.shape.size() == 2) cols = std::max(cols, spec.shape[1]);
+    if (spec.shape.size() > 1) cols = std::max(cols, spec.shape.back());
   thread_floats_ = round_up(thread_floats_, kAlignment);
   const int64_t threads = thread_floats_ * device_->threads.size() * static_cast<int64_t>(sizeof(float));
   scratch_ = std::make_unique<Mapping>(std::max(threads, linear_scratch_bytes(limits_.tokens, cols)), "scratch");
@@ -212,6 +215,27 @@ void CpuExecutable::run(const GatedLinear& op) {
           .gated = true,
           .activation = op.kind,
           .quantize_activations = device_->quantize_activations});
+}
+
+void CpuExecutable::run(const Moe& op) {
+  const auto stack = [&](WeightId id) { return static_cast<const StackedWeight*>(weights_[id].get()); };
+  experts_.run(device_->threads, device_->isa, scratch_->data(),
+               {.op = &op,
+                .tokens = rows(op.out),
+                .x = at(op.in),
+                .x_stride = stride(op.in),
+                .logits = at(op.logits),
+                .logits_stride = stride(op.logits),
+                .out = at(op.out),
+                .out_stride = stride(op.out),
+                .residual = op.residual ? at(op.residual) : nullptr,
+                .residual_stride = op.residual ? stride(op.residual) : 0,
+                .gate_up = stack(op.gate_up),
+                .down = stack(op.down),
+                .gate_up_bias = vector(op.gate_up_bias),
+                .down_bias = vector(op.down_bias),
+                .correction = op.routing.correction == kNone ? nullptr : program_.corrections[op.routing.correction].data(),
+                .quantize_activations = device_->quantize_activations});
 }
 
 void CpuExecutable::run(const Rope& op) {
@@ -374,7 +398,7 @@ std::vector<float> CpuExecutable::read_value(ValueId value, int64_t rows) {
 }
 
 int64_t CpuExecutable::buffer_bytes() const {
-  int64_t bytes = arena_->bytes() + scratch_->bytes() + (partials_ ? partials_->bytes() : 0);
+  int64_t bytes = arena_->bytes() + scratch_->bytes() + experts_.bytes() + (partials_ ? partials_->bytes() : 0);
   for (const RopeTurns& turns : turns_) bytes += turns.bytes();
   return bytes;
 }

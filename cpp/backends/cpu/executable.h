@@ -6,6 +6,7 @@
 #include "backends/cpu/batch.h"
 #include "backends/cpu/kernels.h"
 #include "backends/cpu/mapping.h"
+#include "backends/cpu/moe.h"
 #include "backends/cpu/pages.h"
 #include "backends/cpu/rope.h"
 #include "backends/cpu/vector_weight.h"
@@ -48,6 +49,7 @@ class CpuExecutable : public Executable {
   void run(const Add& op);
   void run(const Select& op);
   void run(const Pool& op);
+  void run(const Moe& op);
   void run(const GatedLinear& op);
   void run(const PrepareQkv& op);
 
@@ -76,6 +78,7 @@ class CpuExecutable : public Executable {
   std::unique_ptr<Mapping> arena_, scratch_, partials_;
   std::vector<float*> values_;  // (values) rows `width` floats apart
   std::vector<AttentionPlan> plans_;
+  Experts experts_;
   int64_t thread_floats_ = 0;  // scratch of one thread in the row and attention kernels; linears use the same memory
   std::vector<double> op_seconds_;
 };

@@ -174,6 +174,12 @@ std::shared_ptr<const PackedWeight> pack_matrix(const WeightSpec& spec, const Ca
   return dense ? pack_dense(spec, dense->values) : pack_affine(spec, std::get<Affine>(weight));
 }
 
+int64_t StackedWeight::bytes() const {
+  int64_t bytes = 0;
+  for (const auto& matrix : matrices_) bytes += matrix->bytes();
+  return bytes;
+}
+
 void unpack_row(const PackedWeight& weight, int64_t row, float* out) {
   const PackedMatrix& m = weight.matrix();
   MAGA_CHECK(row >= 0 && row < m.rows, "row ", row, " of ", m.rows);

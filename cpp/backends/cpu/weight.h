@@ -27,6 +27,34 @@ class PackedWeight : public Weight {
 // Thread-safe. Throws Error naming `spec` when the shapes or types cannot be taken.
 std::shared_ptr<const PackedWeight> pack_matrix(const WeightSpec& spec, const Canonical& weight);
 
+// The matrices of experts.
+class StackedWeight : public Weight {
+ public:
+  explicit StackedWeight(std::vector<std::shared_ptr<const PackedWeight>> matrices) : matrices_(std::move(matrices)) {}
+
+  int64_t bytes() const override;
+  std::vector<int64_t> shape() const { return {matrices(), matrix(0).rows(), matrix(0).cols()}; }
+  int64_t matrices() const { return static_cast<int64_t>(matrices_.size()); }
+  const PackedWeight& matrix(int64_t i) const { return *matrices_[i]; }
+
+ private:
+  std::vector<std::shared_ptr<const PackedWeight>> matrices_;
+};
+
+class PackedStack : public WeightStack {
+ public:
+  using WeightStack::WeightStack;
+
+ protected:
+  void append(const WeightSpec& matrix_spec, const Canonical& matrix) override {
+    matrices_.push_back(pack_matrix(matrix_spec, matrix));
+  }
+  std::shared_ptr<const Weight> packed() override { return std::make_shared<const StackedWeight>(std::move(matrices_)); }
+
+ private:
+  std::vector<std::shared_ptr<const PackedWeight>> matrices_;
+};
+
 // One row, dequantised as its canonical form says: scale * (code - zero) + offset, each operation rounded to fp32.
 void unpack_row(const PackedWeight& weight, int64_t row, float* out);
 

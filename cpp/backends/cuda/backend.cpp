@@ -91,6 +91,11 @@ std::shared_ptr<const Weight> CudaBackend::pack(const WeightSpec& spec, const Ca
   return device_->uploader->upload(spec, weight);
 }
 
+std::unique_ptr<WeightStack> CudaBackend::stack(const WeightSpec& spec) {
+  use_device(device_->id);
+  return device_->uploader->stack(spec, device_->id);
+}
+
 std::unique_ptr<Executable> CudaBackend::load(const Program& program, std::vector<std::shared_ptr<const Weight>> weights,
                                               const Limits& limits) {
   use_device(device_->id);

@@ -31,6 +31,7 @@ class CudaBackend : public Backend {
   FusedOps fused_ops() const override { return {.linear_residual = true, .gated_linear = true, .prepare_qkv = true}; }
   ThreadPool& threads() override { return device_->threads; }
   std::shared_ptr<const Weight> pack(const WeightSpec& spec, const Canonical& weight) override;
+  std::unique_ptr<WeightStack> stack(const WeightSpec& spec) override;
   std::unique_ptr<Executable> load(const Program& program, std::vector<std::shared_ptr<const Weight>> weights,
                                    const Limits& limits) override;
 

@@ -13,6 +13,7 @@
 #include "backends/cuda/attention.h"
 #include "backends/cuda/backend.h"
 #include "backends/cuda/memory.h"
+#include "backends/cuda/moe.h"
 #include "backends/cuda/rows.h"
 #include "backends/cuda/staging.h"
 #include "backends/cuda/stream.h"
@@ -61,6 +62,7 @@ class CudaExecutable : public Executable {
 
   void check_weights() const;
   void copy_in(const DeviceMemory& to, std::span<const float> from);
+  void find_routers();
   void plan_lowering();
   void place_values();
   void allocate_scratch();
@@ -87,13 +89,14 @@ class CudaExecutable : public Executable {
   void run(const Add& op);
   void run(const Select& op);
   void run(const Pool& op);
+  void run(const Moe& op);
   void run(const GatedLinear& op);
   void run(const PrepareQkv& op);
   void add_up_pending();
 
   const DeviceWeight& weight(WeightId id) const { return static_cast<const DeviceWeight&>(*weights_[id]); }
   const void* data(WeightId id) const { return id == kNone ? nullptr : weight(id).data(); }
-  DType type_of(ValueId value) const { return value == program_.logits ? DType::f32 : device_->compute; }
+  DType type_of(ValueId value) const { return wide_[value] ? DType::f32 : device_->compute; }
   int64_t capacity(ValueId value) const;
   Matrix matrix(const View& view) const;
   int rows(const View& view) const { return program_.values[view.value].rows == Rows::tokens ? step_.tokens : step_.rows; }
@@ -107,6 +110,7 @@ class CudaExecutable : public Executable {
   std::vector<std::shared_ptr<const Weight>> weights_;
   Limits limits_;
   StepBounds bounds_;
+  std::vector<bool> wide_;     // (values) logits of the vocabulary and of routers, which stay fp32
   std::vector<bool> adds_up_;  // (ops) whether the op can add up the slabs of the linear before it
 
   Stream stream_;
@@ -115,11 +119,12 @@ class CudaExecutable : public Executable {
   std::vector<int64_t> offsets_;         // (values) in the arena
   std::vector<DeviceMemory> inv_freqs_;  // (rope tables)
   std::vector<DeviceMemory> turns_;
-  std::vector<DeviceMemory> alibi_slopes_;
+  std::vector<DeviceMemory> alibi_slopes_, corrections_;
   std::vector<std::unique_ptr<AttentionPlan>> plans_;
   std::vector<const AttentionPlan*> layer_plans_;  // (cache layers) of an attention over the layer
   std::vector<int64_t> layer_offset_;              // (cache layers) elements from the start of a page
   int64_t page_bytes_ = 0;
+  std::optional<Experts> experts_;
   std::optional<Staging> staging_;
   DeviceMemory chosen_, drawn_;  // (logit_rows)
 

@@ -34,6 +34,7 @@ CudaExecutable::CudaExecutable(std::shared_ptr<Device> device, Program program, 
   MAGA_REQUIRE(limits_.page_tokens >= 16 && (limits_.page_tokens & (limits_.page_tokens - 1)) == 0, "K/V pages of ",
                limits_.page_tokens, " tokens: the CUDA backend takes powers of two from 16 on");
   check_weights();
+  find_routers();
   plan_lowering();
   place_values();
   allocate_scratch();
@@ -64,6 +65,22 @@ void CudaExecutable::check_weights() const {
     MAGA_CHECK(packed && packed->type() == device_->compute, program_.weights[i].name, " was not packed by this CUDA backend");
     MAGA_CHECK(packed->shape() == program_.weights[i].shape, program_.weights[i].name, " is packed in another shape");
   }
+}
+
+void CudaExecutable::find_routers() {
+  wide_.assign(program_.values.size(), false);
+  for (const Op& op : program_.ops)
+    if (const auto* moe = std::get_if<Moe>(&op)) wide_[moe->logits.value] = true;
+  for (const Op& op : program_.ops) {
+    const bool takes = std::holds_alternative<Linear>(op);
+    MAGA_REQUIRE(takes || !wide_[written(op).value], "only linears can write a router's logits on the CUDA backend");
+    for (const View& view : reads(op)) {
+      const auto* moe = std::get_if<Moe>(&op);
+      MAGA_REQUIRE(!wide_[view.value] || (moe && view == moe->logits),
+                   "only experts can read a router's logits on the CUDA backend");
+    }
+  }
+  if (program_.logits != kNone) wide_[program_.logits] = true;
 }
 
 // Finds the ops that can add up a linear's slabs: the norm of its result, or the PrepareQkv of its q, k and v.
@@ -119,13 +136,16 @@ void CudaExecutable::place_values() {
 
 void CudaExecutable::allocate_scratch() {
   int64_t slabs = 0, gated = 0;
+  std::vector<const Moe*> experts;
   for (const Op& op : program_.ops) {
     if (const auto* linear = std::get_if<Linear>(&op))
       slabs = std::max(slabs,
                        kRowTile * linear->out.width *
                            most_slabs(static_cast<int>(linear->out.width), static_cast<int>(linear->in.width), device_->compute));
     if (const auto* linear = std::get_if<GatedLinear>(&op)) gated = std::max(gated, linear->out.width);
+    if (const auto* moe = std::get_if<Moe>(&op)) experts.push_back(moe);
   }
+  if (!experts.empty()) experts_.emplace(experts, std::max(limits_.tokens, limits_.logit_rows), device_->compute, stream_.get());
   slabs_ = DeviceMemory(slabs * static_cast<int64_t>(sizeof(float)), "partial sums");
   scratch_ = DeviceMemory(static_cast<int64_t>(linear_scratch_bytes(limits_.tokens, gated, device_->compute)), "scratch");
   for (const RopeTable& table : program_.rope_tables) {
@@ -136,10 +156,14 @@ void CudaExecutable::allocate_scratch() {
     copy_in(inv_freqs_.back(), frequencies);
     turns_.emplace_back(limits_.tokens * pairs * static_cast<int64_t>(sizeof(float2)), "rope angles");
   }
-  for (const std::vector<float>& slopes : program_.alibi_slopes) {
-    alibi_slopes_.emplace_back(static_cast<int64_t>(slopes.size() * sizeof(float)), "ALiBi slopes");
-    copy_in(alibi_slopes_.back(), slopes);
-  }
+  const auto copy_tables = [&](const std::vector<std::vector<float>>& tables, std::vector<DeviceMemory>& to) {
+    for (const std::vector<float>& table : tables) {
+      to.emplace_back(static_cast<int64_t>(table.size() * sizeof(float)), "tables");
+      copy_in(to.back(), table);
+    }
+  };
+  copy_tables(program_.alibi_slopes, alibi_slopes_);
+  copy_tables(program_.corrections, corrections_);
   const int draws = static_cast<int>(limits_.logit_rows);
   chosen_ = DeviceMemory(draws * static_cast<int64_t>(sizeof(int32_t)), "tokens");
   drawn_ = DeviceMemory(draws * static_cast<int64_t>(sizeof(Drawn)), "tokens");
@@ -237,6 +261,7 @@ int64_t CudaExecutable::capacity(ValueId value) const {
 
 int64_t CudaExecutable::buffer_bytes() const {
   int64_t bytes = arena_.bytes() + slabs_.bytes() + scratch_.bytes() + sample_scratch_.bytes() + staging_->bytes();
+  if (experts_) bytes += experts_->bytes();
   for (const DeviceMemory& memory : turns_) bytes += memory.bytes();
   return bytes;
 }

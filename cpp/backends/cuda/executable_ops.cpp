@@ -113,6 +113,26 @@ void CudaExecutable::run(const GatedLinear& op) {
   if (args.m > 0) device_->linears->run(queue_, args);
 }
 
+void CudaExecutable::run(const Moe& op) {
+  const Matrix logits = matrix(op.logits);
+  const bool tokens = program_.values[op.out.value].rows == Rows::tokens;
+  if (rows(op.out) == 0) return;
+  experts_->run(queue_,
+                {.op = &op,
+                 .rows = rows(op.out),
+                 .real_rows = tokens ? step_.sequence_start + step_.sequences : nullptr,
+                 .logits = static_cast<const float*>(logits.data),
+                 .logits_stride = logits.stride,
+                 .x = matrix(op.in),
+                 .residual = op.residual ? matrix(op.residual) : Matrix{},
+                 .out = matrix(op.out),
+                 .gate_up = data(op.gate_up),
+                 .down = data(op.down),
+                 .gate_up_bias = data(op.gate_up_bias),
+                 .down_bias = data(op.down_bias),
+                 .correction = op.routing.correction == kNone ? nullptr : corrections_[op.routing.correction].as<const float>()});
+}
+
 void CudaExecutable::run(const Rope& op) {
   const RopeTable& table = program_.rope_tables[op.table];
   rope(queue_, device_->compute,

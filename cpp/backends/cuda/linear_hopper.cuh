@@ -36,6 +36,7 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
 }
 
 // L2 policies, as createpolicy.fractional makes them for a fraction of 1.
+constexpr uint64_t kEvictNormal = 0x1000000000000000ull;
 constexpr uint64_t kEvictFirst = 0x12F0000000000000ull;
 constexpr uint64_t kEvictLast = 0x14F0000000000000ull;
 
@@ -57,6 +58,15 @@ __device__ __forceinline__ void copy_4d(uint32_t to, const CUtensorMap* map, int
       "l"(map), "r"(c0), "r"(0), "r"(c3), "r"(barrier), "l"(policy)
       : "memory");
 }
+// Coordinates (c0, 0, 0, c3, c4).
+__device__ __forceinline__ void copy_5d(uint32_t to, const CUtensorMap* map, int c0, int c3, int c4, uint32_t barrier,
+                                        uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %3, %4, %5}], [%6], %7;" ::"r"(to),
+      "l"(map), "r"(c0), "r"(0), "r"(c3), "r"(c4), "r"(barrier), "l"(policy)
+      : "memory");
+}
 
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -75,10 +85,13 @@ __device__ __forceinline__ uint64_t wgmma_tile(uint32_t address) {
 #define R8(i) R4(i), R4(i + 4)
 #define R16(i) R8(i), R8(i + 8)
 #define R32(i) R16(i), R16(i + 16)
+#define R64(i) R32(i), R32(i + 32)
 #define S4 "%0,%1,%2,%3"
 #define S8 S4 ",%4,%5,%6,%7"
 #define S16 S8 ",%8,%9,%10,%11,%12,%13,%14,%15"
 #define S32 S16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define S48 S32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
+#define S64 S48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define MAGA_WGMMA(T, NAME, N, SUMS, RESULTS, A, B, ADD)                                                                       \
   __device__ __forceinline__ void wgmma(T, float (&d)[N / 2], uint64_t a, uint64_t b, int add) {                               \
     asm volatile("{.reg .pred p;\n setp.ne.b32 p, " ADD ", 0;\n wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME \
@@ -90,7 +103,8 @@ __device__ __forceinline__ uint64_t wgmma_tile(uint32_t address) {
   MAGA_WGMMA(T, NAME, 8, S4, R4(0), "%4", "%5", "%6")       \
   MAGA_WGMMA(T, NAME, 16, S8, R8(0), "%8", "%9", "%10")     \
   MAGA_WGMMA(T, NAME, 32, S16, R16(0), "%16", "%17", "%18") \
-  MAGA_WGMMA(T, NAME, 64, S32, R32(0), "%32", "%33", "%34")
+  MAGA_WGMMA(T, NAME, 64, S32, R32(0), "%32", "%33", "%34") \
+  MAGA_WGMMA(T, NAME, 128, S64, R64(0), "%64", "%65", "%66")
 MAGA_WGMMA_ALL(__nv_bfloat16, "bf16")
 MAGA_WGMMA_ALL(__half, "f16")
 #undef MAGA_WGMMA_ALL
@@ -99,9 +113,12 @@ MAGA_WGMMA_ALL(__half, "f16")
 #undef R8
 #undef R16
 #undef R32
+#undef R64
 #undef S4
 #undef S8
 #undef S16
 #undef S32
+#undef S48
+#undef S64
 
 }  // namespace maga::cuda::hopper

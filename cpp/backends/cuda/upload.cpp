@@ -48,6 +48,12 @@ void convert(const Affine& from, int64_t begin, int64_t end, DType type, std::by
   }
 }
 
+int64_t bytes_of(const WeightSpec& spec, DType type) {
+  int64_t elements = 1;
+  for (const int64_t size : spec.shape) elements *= size;
+  return elements * size_of(type);
+}
+
 void check(const WeightSpec& spec, const Dense& weight) {
   const DType type = weight.values.dtype;
   MAGA_REQUIRE(type == DType::f32 || type == DType::f16 || type == DType::bf16, spec.name, ": ", name_of(type),
@@ -108,11 +114,40 @@ Uploader::~Uploader() {
   }
 }
 
+class Uploader::Stack : public WeightStack {
+ public:
+  Stack(Uploader* uploader, const WeightSpec& spec, int device)
+      : WeightStack(spec), uploader_(uploader), device_(device), memory_(bytes_of(spec, uploader->type_), "weights") {}
+
+ protected:
+  void append(const WeightSpec& matrix_spec, const Canonical& matrix) override {
+    use_device(device_);  // any thread may come in
+    uploader_->copy(matrix_spec, matrix, memory_.data() + added_ * bytes_of(matrix_spec, uploader_->type_));
+  }
+  std::shared_ptr<const Weight> packed() override {
+    return std::make_shared<DeviceWeight>(spec_.shape, uploader_->type_, std::move(memory_));
+  }
+
+ private:
+  Uploader* uploader_;
+  int device_;
+  DeviceMemory memory_;
+};
+
+std::unique_ptr<WeightStack> Uploader::stack(const WeightSpec& spec, int device) {
+  return std::make_unique<Stack>(this, spec, device);
+}
+
 std::shared_ptr<const DeviceWeight> Uploader::upload(const WeightSpec& spec, const Canonical& weight) {
+  MAGA_REQUIRE(spec.shape.size() <= 2, spec.name, ": a stack of matrices is given one by one");
+  DeviceMemory memory(bytes_of(spec, type_), "weights");
+  copy(spec, weight, memory.data());
+  return std::make_shared<DeviceWeight>(spec.shape, type_, std::move(memory));
+}
+
+void Uploader::copy(const WeightSpec& spec, const Canonical& weight, std::byte* to) {
   std::visit([&](const auto& form) { check(spec, form); }, weight);
-  int64_t elements = 1;
-  for (const int64_t size : spec.shape) elements *= size;
-  DeviceMemory memory(elements * size_of(type_), "weights");
+  const int64_t elements = bytes_of(spec, type_) / size_of(type_);
   const int64_t chunk = kChunkBytes / size_of(type_);
   const Turn lane(this);
   for (int b = 0; b < 2; ++b)
@@ -129,12 +164,11 @@ std::shared_ptr<const DeviceWeight> Uploader::upload(const WeightSpec& spec, con
             convert(form, begin, end, type_, lane->buffers[b].data());
         },
         weight);
-    MAGA_CUDA(cudaMemcpyAsync(memory.data() + begin * size_of(type_), lane->buffers[b].data(),
+    MAGA_CUDA(cudaMemcpyAsync(to + begin * size_of(type_), lane->buffers[b].data(),
                               static_cast<size_t>((end - begin) * size_of(type_)), cudaMemcpyHostToDevice, lane->stream));
     MAGA_CUDA(cudaEventRecord(lane->copied[b], lane->stream));
   }
   MAGA_CUDA(cudaStreamSynchronize(lane->stream));
-  return std::make_shared<DeviceWeight>(spec.shape, type_, std::move(memory));
 }
 
 }  // namespace maga::cuda

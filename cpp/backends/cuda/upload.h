@@ -20,6 +20,8 @@ class Uploader {
 
   // Checks shapes and forms; throws Error naming `spec`. Forms without a kernel here are widened to the compute type.
   std::shared_ptr<const DeviceWeight> upload(const WeightSpec& spec, const Canonical& weight);
+  // The matrices of a stack, one after another into one block of memory of `device`.
+  std::unique_ptr<WeightStack> stack(const WeightSpec& spec, int device);
 
  private:
   static constexpr int64_t kChunkBytes = 8 << 20;
@@ -29,6 +31,8 @@ class Uploader {
     cudaStream_t stream = nullptr;
   };
   class Turn;
+  class Stack;
+  void copy(const WeightSpec& spec, const Canonical& weight, std::byte* to);
 
   std::vector<std::unique_ptr<Lane>> lanes_;
   std::vector<Lane*> idle_;

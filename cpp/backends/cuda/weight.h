@@ -1,4 +1,4 @@
-// A weight on the card: row-major, in the backend's compute type.
+// A weight on the card, or a stack of them: row-major, in the backend's compute type.
 #pragma once
 
 #include <vector>

@@ -146,6 +146,32 @@ class ReferenceExecutable : public Executable {
   std::vector<float> logits_;
 };
 
+DoubleWeight unpacked(const WeightSpec& spec, const Canonical& weight) {
+  MAGA_REQUIRE(spec.shape.size() == 1 || spec.shape.size() == 2, "weight \"", spec.name, "\" has ", spec.shape.size(),
+               " dimensions; vectors and matrices can be taken");
+  auto packed = std::visit([&](const auto& form) { return dequantize(spec, form); }, weight);
+  packed.rows = spec.shape.size() == 2 ? spec.shape[0] : 1;
+  packed.cols = spec.shape.back();
+  return packed;
+}
+
+class ReferenceStack : public WeightStack {
+ public:
+  using WeightStack::WeightStack;
+
+ protected:
+  void append(const WeightSpec& matrix_spec, const Canonical& matrix) override {
+    const DoubleWeight one = unpacked(matrix_spec, matrix);
+    all_.elements.insert(all_.elements.end(), one.elements.begin(), one.elements.end());
+    all_.rows += one.rows;
+    all_.cols = one.cols;
+  }
+  std::shared_ptr<const Weight> packed() override { return std::make_shared<DoubleWeight>(std::move(all_)); }
+
+ private:
+  DoubleWeight all_;
+};
+
 class ReferenceBackend : public Backend {
  public:
   std::string describe() const override { return "reference, double precision"; }
@@ -153,13 +179,10 @@ class ReferenceBackend : public Backend {
   ThreadPool& threads() override { return threads_; }
 
   std::shared_ptr<const Weight> pack(const WeightSpec& spec, const Canonical& weight) override {
-    MAGA_REQUIRE(spec.shape.size() == 1 || spec.shape.size() == 2, "weight \"", spec.name, "\" has ", spec.shape.size(),
-                 " dimensions; vectors and matrices can be taken");
-    auto packed = std::visit([&](const auto& form) { return dequantize(spec, form); }, weight);
-    packed.rows = spec.shape.size() == 2 ? spec.shape[0] : 1;
-    packed.cols = spec.shape.back();
-    return std::make_shared<DoubleWeight>(std::move(packed));
+    return std::make_shared<DoubleWeight>(unpacked(spec, weight));
   }
+
+  std::unique_ptr<WeightStack> stack(const WeightSpec& spec) override { return std::make_unique<ReferenceStack>(spec); }
 
   std::unique_ptr<Executable> load(const Program& program, std::vector<std::shared_ptr<const Weight>> weights,
                                    const Limits& limits) override {
@@ -170,8 +193,10 @@ class ReferenceBackend : public Backend {
       own.push_back(std::dynamic_pointer_cast<const DoubleWeight>(weights[i]));
       MAGA_REQUIRE(own[i], "weight \"", program.weights[i].name, "\" was packed by another backend");
       const auto& shape = program.weights[i].shape;
-      MAGA_REQUIRE(own[i]->cols == shape.back() && own[i]->rows == (shape.size() == 2 ? shape[0] : 1), "weight \"",
-                   program.weights[i].name, "\" is ", own[i]->rows, " by ", own[i]->cols, ", not what the program states");
+      int64_t rows = 1;
+      for (size_t d = 0; d + 1 < shape.size(); ++d) rows *= shape[d];
+      MAGA_REQUIRE(own[i]->cols == shape.back() && own[i]->rows == rows, "weight \"", program.weights[i].name, "\" is ",
+                   own[i]->rows, " by ", own[i]->cols, ", not what the program states");
     }
     return std::make_unique<ReferenceExecutable>(program, std::move(own), limits);
   }

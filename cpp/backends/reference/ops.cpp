@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <numbers>
+#include <numeric>
 
 #include "program/access.h"
 
@@ -188,6 +189,69 @@ void add(int64_t rows, Columns out, Columns a, Columns b) {
     for (int64_t c = 0; c < out.width; ++c) out.at(r, c) = a.at(r, c) + b.at(r, c);
 }
 
+// --- mixture of experts ---
+
+// Whether expert a comes before b, of choices in which b does not come earlier by index.
+bool before(double a, double b) { return std::isnan(a) ? !std::isnan(b) : a > b; }
+
+std::vector<int64_t> order_of(const std::vector<double>& choice) {
+  std::vector<int64_t> order(choice.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return before(choice[a], choice[b]); });
+  return order;
+}
+
+struct Chosen {
+  int64_t expert;
+  double weight;
+};
+
+std::vector<Chosen> route(const Routing& r, const std::vector<double>& logits, const std::vector<float>* correction) {
+  std::vector<double> score(logits), choice(logits);
+  if (r.score == ScoreKind::sigmoid) {
+    for (double& x : score) x = 1 / (1 + std::exp(-x));
+  } else {
+    const double largest = *std::max_element(score.begin(), score.end());
+    double sum = 0;
+    for (double& x : score) sum += x = std::exp(x - largest);
+    for (double& x : score) x /= sum;
+  }
+  if (correction)
+    for (int64_t e = 0; e < r.experts; ++e) choice[e] = score[e] + (*correction)[e];
+
+  const int64_t size = r.experts / r.groups;
+  std::vector<double> best;
+  for (int64_t g = 0; g < r.groups; ++g) {
+    std::vector<double> group(choice.begin() + g * size, choice.begin() + (g + 1) * size);
+    std::sort(group.begin(), group.end(), before);
+    best.push_back(std::accumulate(group.begin() + 1, group.begin() + r.group_best, group[0]));
+  }
+  std::vector<bool> kept(r.groups);
+  const std::vector<int64_t> groups = order_of(best);
+  for (int64_t i = 0; i < r.top_groups; ++i) kept[groups[i]] = true;
+
+  std::vector<Chosen> chosen;
+  double sum = 0;
+  for (const int64_t e : order_of(choice)) {
+    if (!kept[e / size] || static_cast<int64_t>(chosen.size()) == r.top_k) continue;
+    chosen.push_back({e, score[e]});
+    sum += score[e];
+  }
+  for (Chosen& c : chosen) c.weight *= (r.renormalise ? 1 / sum : 1) * r.scale;
+  return chosen;
+}
+
+double gated(const Gating& gating, double gate, double up) {
+  const double limit = gating.limit;
+  if (limit > 0) {
+    gate = gate > limit ? limit : gate;
+    up = up > limit ? limit : up < -limit ? -limit : up;
+  }
+  const double act =
+      gating.kind == ActivationKind::silu ? gate / (1 + std::exp(-gating.alpha * gate)) : activate(gating.kind, gate);
+  return act * (up + gating.up_offset);
+}
+
 // --- ops of the program ---
 
 struct Runner {
@@ -271,6 +335,32 @@ struct Runner {
                        : op.kind == PoolKind::last ? in.at(step.logit_rows[r], c)
                                                    : sum / static_cast<double>(end - begin);
       }
+    }
+  }
+
+  void operator()(const Moe& op) const {
+    const Columns in = m.columns(op.in), logits = m.columns(op.logits), out = m.columns(op.out);
+    const DoubleWeight &gate_up = *m.weight(op.gate_up), &down = *m.weight(op.down);
+    const DoubleWeight *gate_up_bias = m.weight(op.gate_up_bias), *down_bias = m.weight(op.down_bias);
+    for (int64_t r = 0; r < rows; ++r) {
+      std::vector<double> sum(out.width), both(2 * op.width), hidden(op.width);
+      for (int64_t c = 0; c < out.width && op.residual; ++c) sum[c] = m.columns(op.residual).at(r, c);
+      for (const Chosen& chosen : route(op.routing, {&logits.at(r, 0), &logits.at(r, 0) + logits.width},
+                                        op.routing.correction == kNone ? nullptr : &m.program.corrections[op.routing.correction])) {
+        for (int64_t o = 0; o < 2 * op.width; ++o) {
+          const int64_t row = chosen.expert * 2 * op.width + o;
+          both[o] = gate_up_bias ? gate_up_bias->at(0, row) : 0;
+          for (int64_t i = 0; i < in.width; ++i) both[o] += in.at(r, i) * gate_up.at(row, i);
+        }
+        for (int64_t i = 0; i < op.width; ++i) hidden[i] = gated(op.gating, both[i], both[op.width + i]);
+        for (int64_t o = 0; o < out.width; ++o) {
+          const int64_t row = chosen.expert * out.width + o;
+          double y = down_bias ? down_bias->at(0, row) : 0;
+          for (int64_t i = 0; i < op.width; ++i) y += hidden[i] * down.at(row, i);
+          sum[o] += chosen.weight * y;
+        }
+      }
+      for (int64_t o = 0; o < out.width; ++o) out.at(r, o) = sum[o];
     }
   }
 

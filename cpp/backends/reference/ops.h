@@ -8,7 +8,8 @@
 
 namespace maga::reference {
 
-// A weight with every element as the double it exactly stands for. A vector of n is (1, n).
+// A weight with every element as the double it exactly stands for. A vector of n is (1, n), a stack of matrices lies one after
+// another.
 struct DoubleWeight : Weight {
   int64_t rows = 0, cols = 0;
   std::vector<double> elements;  // (rows, cols)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from maga_transformer.checkpoint.interface import Checkpoint
 
-_TEXT = re.compile(r"(.*?)(?:\[(transposed|flat)\])?(?:\[(\d+):(\d+)/(\d+)\])?(\[unit\])?(?:\[\*([-+.\de]+)\])?")
+_TEXT = re.compile(r"(.*?)(?:\[#(\d+)\])?(?:\[(transposed|flat)\])?(?:\[(\d+):(\d+)/(\d+)\])?(\[unit\])?(?:\[\*([-+.\de]+)\])?")
 
 
 @dataclass(frozen=True)
@@ -25,21 +25,26 @@ class Source:
     unit: bool = False  # each row is divided by its Euclidean norm; as text: name[unit]
     factor: float = 1.0  # all values are multiplied by it; as text: name[*factor]
     layout: str = ""  # "transposed", or "flat": a matrix as one vector; as text: name[transposed], before its rows are chosen
+    matrix: int | None = None  # of a stack, before its layout; of a matrix, the row as a vector; as text: name[#matrix]
 
     @staticmethod
     def parse(text: str) -> Source:
         match = _TEXT.fullmatch(text)
         assert match is not None  # the expression takes any text
-        begin, end, period = (int(match[group] or 0) for group in (3, 4, 5))
-        return Source(match[1], begin, end, period, match[6] is not None, float(match[7] or 1), match[2] or "")
+        begin, end, period = (int(match[group] or 0) for group in (4, 5, 6))
+        matrix = None if match[2] is None else int(match[2])
+        return Source(match[1], begin, end, period, match[7] is not None, float(match[8] or 1), match[3] or "", matrix)
 
     def __str__(self) -> str:
         layout = f"[{self.layout}]" if self.layout else ""
         rows = f"[{self.begin}:{self.end}/{self.period}]" if self.period else ""
-        return self.tensor + layout + rows + ("[unit]" if self.unit else "") + (f"[*{self.factor!r}]" if self.factor != 1 else "")
+        part = ("" if self.matrix is None else f"[#{self.matrix}]") + layout
+        return self.tensor + part + rows + ("[unit]" if self.unit else "") + (f"[*{self.factor!r}]" if self.factor != 1 else "")
 
     def rows_of(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """The rows of a tensor in any row-separable form; a single range stays a view of the mapped file."""
+        if self.matrix is not None:
+            values = values[self.matrix]
         if self.layout:
             values = values.T if self.layout == "transposed" else values.reshape(-1)
         if not self.period:
@@ -52,6 +57,8 @@ class Source:
 
     def nbytes(self, checkpoint: Checkpoint) -> int:
         whole = checkpoint.nbytes(self.tensor)
+        if self.matrix is not None:
+            whole //= checkpoint.shape(self.tensor)[0]
         return whole * (self.end - self.begin) // self.period if self.period else whole
 
 

@@ -17,19 +17,25 @@ from maga_transformer.models.gemma import Gemma
 from maga_transformer.models.gemma2 import Gemma2
 from maga_transformer.models.gemma3 import Gemma3
 from maga_transformer.models.gpt2 import Gpt2, GptBigCode
+from maga_transformer.models.glm4_moe import Glm4Moe
 from maga_transformer.models.gpt_neox import GptNeoX
+from maga_transformer.models.gpt_oss import GptOss
 from maga_transformer.models.internlm import InternLM, InternLM2
 from maga_transformer.models.llama import Aquila, Llama, Mistral, Xverse
+from maga_transformer.models.mixtral import Mixtral
 from maga_transformer.models.mpt import Mpt
 from maga_transformer.models.nemotron import Nemotron
 from maga_transformer.models.olmo import Olmo
 from maga_transformer.models.olmo2 import Olmo2
 from maga_transformer.models.opt import Opt
+from maga_transformer.models.olmoe import Olmoe
 from maga_transformer.models.phi import Phi
 from maga_transformer.models.phi3 import Phi3
 from maga_transformer.models.qwen import Qwen
 from maga_transformer.models.qwen2 import Qwen2
+from maga_transformer.models.qwen2_moe import Qwen2Moe
 from maga_transformer.models.qwen3 import Qwen3
+from maga_transformer.models.qwen3_moe import Qwen3Moe
 from maga_transformer.models.stablelm import StableLm
 from maga_transformer.models.starcoder2 import Starcoder2
 
@@ -38,9 +44,12 @@ __all__ = ["Family", "build_program", "families"]
 _FAMILIES: tuple[type[Family], ...] = (
     Llama,
     Mistral,
+    Mixtral,
     Qwen,
     Qwen2,
+    Qwen2Moe,
     Qwen3,
+    Qwen3Moe,
     Aquila,
     Baichuan,
     Baichuan2,
@@ -60,7 +69,9 @@ _FAMILIES: tuple[type[Family], ...] = (
     Glm4,
     Gpt2,
     GptBigCode,
+    Glm4Moe,
     GptNeoX,
+    GptOss,
     InternLM,
     InternLM2,
     Mpt,
@@ -68,6 +79,7 @@ _FAMILIES: tuple[type[Family], ...] = (
     Olmo,
     Olmo2,
     Opt,
+    Olmoe,
     Phi,
     Phi3,
     StableLm,

@@ -7,6 +7,7 @@ from itertools import groupby
 
 from maga_transformer._core import Program, View
 from maga_transformer.checkpoint import Checkpoint, DummyCheckpoint, Source
+from maga_transformer.formats import read_weight
 from maga_transformer.models.rope import Rope
 
 _ACTIVATIONS = {
@@ -32,6 +33,32 @@ class Heads:
     def widths(self) -> list[int]:
         """Columns of q, k and v."""
         return [count * self.head_dim for count in (self.heads, self.kv_heads, self.kv_heads)]
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How a router's logits choose experts, see Routing of cpp/program/ops.h. `correction`: a tensor with an entry an expert."""
+
+    experts: int
+    top_k: int
+    score: str = "softmax"
+    groups: int = 1
+    top_groups: int = 1
+    group_best: int = 1
+    renormalise: bool = False
+    scale: float = 1.0
+    correction: str | None = None
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The linears of all experts, as sources one expert after the other: of its gate rows and up rows, and of its down rows."""
+
+    width: int
+    gate_up: list[str]
+    down: list[str]
+    gate_up_bias: list[str] | None = None
+    down_bias: list[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -177,10 +204,12 @@ class Builder:
         soft_cap: float = 0.0,
         alibi: Sequence[float] | None = None,
         open_prompt: int = -1,
+        sinks: str | None = None,
     ) -> View:
         """Causal attention over pages of its own; `window` counts the keys that a query sees, 0 is all of them. `scale` None is
         head_dim**-0.5; scores stay below `soft_cap`, 0 is none; `alibi` are slopes, one a head, of what a score loses per token of
-        distance. With `open_prompt` from 0 on, tokens see the whole prompt but for its last so many tokens, and what is before."""
+        distance; `sinks` a tensor with a score a head that takes part in the softmax and has no value. With `open_prompt` from 0
+        on, tokens see the whole prompt but for its last so many tokens, and what is before."""
         out = self._value(f"attention.{self._layers}", q.width)
         self.program.attention(
             out,
@@ -196,6 +225,7 @@ class Builder:
             soft_cap=soft_cap,
             alibi=-1 if alibi is None else self._alibi_table(tuple(alibi)),
             open_prompt=open_prompt,
+            sinks=-1 if sinks is None else self._vector(sinks, heads.heads),
         )
         self._layers += 1
         return out
@@ -212,14 +242,86 @@ class Builder:
         hidden = self.activate(self.linear(x, up, width=width, bias=bias), None, activation)
         return self.linear(hidden, down, width=x.width, bias=bias)
 
+    def moe(
+        self,
+        x: View,
+        logits: View,
+        module: str,
+        experts: Experts,
+        routing: Routing,
+        activation: str,
+        *,
+        alpha: float = 1.0,
+        limit: float = 0.0,
+        up_offset: float = 0.0,
+    ) -> View:
+        """The weighted sum of down(act(gate(x)) * up(x)) over the experts that the logits choose. `alpha`, `limit`, `up_offset`:
+        see Gating of cpp/program/ops.h."""
+        count, width = routing.experts, experts.width
+        out = self._value("experts", x.width, self._rows[x.value])
+        bias, down_bias = experts.gate_up_bias, experts.down_bias
+        self.program.moe(
+            out,
+            x,
+            logits,
+            gate_up=self._weight(experts.gate_up, [count, 2 * width, x.width], f"{module}.(gate|up)"),
+            down=self._weight(experts.down, [count, x.width, width], f"{module}.down"),
+            gate_up_bias=-1 if bias is None else self._weight(bias, [count * 2 * width], f"{module}.(gate|up).bias"),
+            down_bias=-1 if down_bias is None else self._weight(down_bias, [count * x.width], f"{module}.down.bias"),
+            width=width,
+            experts=count,
+            top_k=routing.top_k,
+            score=routing.score,
+            correction=-1 if routing.correction is None else self._corrections(routing.correction, count),
+            groups=routing.groups,
+            top_groups=routing.top_groups,
+            group_best=routing.group_best,
+            renormalise=routing.renormalise,
+            scale=routing.scale,
+            kind=self._activation(activation),
+            alpha=alpha,
+            limit=limit,
+            up_offset=up_offset,
+        )
+        return out
+
+    def experts(
+        self, module: str, count: int, width: int, hidden: int, names: Sequence[str] = ("gate_proj", "up_proj", "down_proj")
+    ) -> Experts:
+        """Stored one by one as `module`.3.gate_proj, or all together as `module`.gate_up_proj and `module`.down_proj, the matrices
+        of one expert after the other's."""
+        joined, down = f"{module}.gate_up_proj", f"{module}.{names[2]}"
+        if self.has(joined):
+            self._check(joined, (count, 2 * width, hidden))
+            self._check(down, (count, hidden, width))
+            gate_up, downs = ([str(Source(tensor, matrix=e)) for e in range(count)] for tensor in (joined, down))
+            return Experts(width, gate_up, downs)
+        return self.alone([f"{module}.{e}" for e in range(count)], width, hidden, names)
+
+    def alone(
+        self, modules: Sequence[str], width: int, hidden: int, names: Sequence[str] = ("gate_proj", "up_proj", "down_proj")
+    ) -> Experts:
+        """Experts that are modules of their own."""
+        gate, up, down = names
+        for module in modules:
+            for name in (gate, up):
+                self._check(f"{module}.{name}.weight", (width, hidden))
+            self._check(f"{module}.{down}.weight", (hidden, width))
+        gate_up = [f"{module}.{name}.weight" for module in modules for name in (gate, up)]
+        return Experts(width, gate_up, [f"{module}.{down}.weight" for module in modules])
+
+    def stacked(self, tensor: str, shape: tuple[int, ...], *, transposed: bool = False, interleaved: bool = False) -> list[str]:
+        """Sources of the matrices of a tensor of three sizes, or the rows of one of two. `transposed`: stored as (columns, rows).
+        `interleaved`: rows 0, 2, ..., and then 1, 3, ..."""
+        self._check(tensor, shape)
+        runs = ((0, 1, 2), (1, 2, 2)) if interleaved else ((0, 0, 0),)
+        layout = "transposed" if transposed else ""
+        return [str(Source(tensor, *run, layout=layout, matrix=e)) for e in range(shape[0]) for run in runs]
+
     def activate(self, gate: View, up: View | None, activation: str) -> View:
         """act(gate) * up, or act(gate)."""
-        if activation not in _ACTIVATIONS:
-            raise ValueError(
-                f"{self._checkpoint.path}: activation {activation!r} is not supported (supported: {', '.join(_ACTIVATIONS)})"
-            )
         out = self._value("hidden", gate.width)
-        self.program.activation(out, gate, up, kind=_ACTIVATIONS[activation])
+        self.program.activation(out, gate, up, kind=self._activation(activation))
         return out
 
     def clamp(self, views: Sequence[View], limit: float) -> None:
@@ -231,6 +333,13 @@ class Builder:
         out = self._value("tanh", x.width, self._rows[x.value])
         self.program.bound(out, x, kind="tanh", limit=1.0)
         return out
+
+    def _activation(self, name: str) -> str:
+        if name not in _ACTIVATIONS:
+            raise ValueError(
+                f"{self._checkpoint.path}: activation {name!r} is not supported (supported: {', '.join(_ACTIVATIONS)})"
+            )
+        return _ACTIVATIONS[name]
 
     def add(self, a: View, b: View) -> View:
         out = self._value("residual", a.width, self._rows[a.value])
@@ -347,12 +456,16 @@ class Builder:
         self._check(name, (size,))
         return self._weight([str(Source(name, factor=factor))], [size])
 
-    def _weight(self, sources: list[str], shape: list[int]) -> int:
-        """One weight per set of sources, so that tied tensors are stored once."""
+    def _corrections(self, tensor: str, count: int) -> int:
+        self._check(tensor, (count,))
+        return self.program.corrections(read_weight(self._checkpoint, [tensor]).dequantize().tolist())
+
+    def _weight(self, sources: list[str], shape: list[int], name: str | None = None) -> int:
+        """One weight per set of sources, so that tied tensors are stored once. `name` None: that of the tensors."""
         key = tuple(sources)
         if key not in self._weights:
             tensors = list(dict.fromkeys(Source.parse(source).tensor for source in sources))
-            self._weights[key] = self.program.weight(_joined(tensors), sources, shape)
+            self._weights[key] = self.program.weight(name or _joined(tensors), sources, shape)
         return self._weights[key]
 
 

@@ -13,8 +13,12 @@ class Qwen2(Family):
     def layer(self, b: Builder, x: View, i: int) -> View:
         module = f"model.layers.{i}"
         h = b.norm(x, f"{module}.input_layernorm", self.norm)
-        q, k, v = b.qkv(h, f"{module}.self_attn", self.heads, bias=True)
+        q, k, v = b.qkv(h, f"{module}.self_attn", self.heads, bias=self.config.flag("qkv_bias", True))
         h = self.attend(b, q, k, v, window=self.sliding_window(i))
         x = b.add(x, b.linear(h, f"{module}.self_attn.o_proj", width=self.hidden))
         h = b.norm(x, f"{module}.post_attention_layernorm", self.norm)
-        return b.add(x, b.gated_mlp(h, f"{module}.mlp", self.activation, width=self.intermediate))
+        return self.feed_forward(b, x, h, i)
+
+    def feed_forward(self, b: Builder, x: View, h: View, i: int) -> View:
+        """x plus what layer `i` makes of h."""
+        return b.add(x, b.gated_mlp(h, f"model.layers.{i}.mlp", self.activation, width=self.intermediate))

@@ -25,4 +25,8 @@ class Qwen3(Family):
         h = self.attend(b, q, k, v, window=self.sliding_window(i))
         x = b.add(x, b.linear(h, f"{module}.self_attn.o_proj", width=self.hidden, bias=bias))
         h = b.norm(x, f"{module}.post_attention_layernorm", self.norm)
-        return b.add(x, b.gated_mlp(h, f"{module}.mlp", self.activation, width=self.intermediate))
+        return self.feed_forward(b, x, h, i)
+
+    def feed_forward(self, b: Builder, x: View, h: View, i: int) -> View:
+        """x plus what layer `i` makes of h."""
+        return b.add(x, b.gated_mlp(h, f"model.layers.{i}.mlp", self.activation, width=self.intermediate))
