@@ -24,6 +24,7 @@ __device__ __forceinline__ float gated(const Gating& g, float gate, float up) {
     case ActivationKind::gelu_tanh:
       return 0.5f * gate * (1 + tanhf(0.79788456080286536f * (gate + 0.044715f * gate * gate * gate))) * up;
     case ActivationKind::relu: return (gate < 0 ? 0 : gate) * up;
+    case ActivationKind::relu2: return (gate < 0 ? 0 : gate * gate) * up;
   }
   return 0;
 }

@@ -16,8 +16,8 @@ from maga_transformer.models.family import Family
 from maga_transformer.models.gemma import Gemma
 from maga_transformer.models.gemma2 import Gemma2
 from maga_transformer.models.gemma3 import Gemma3
-from maga_transformer.models.gpt2 import Gpt2, GptBigCode
 from maga_transformer.models.glm4_moe import Glm4Moe
+from maga_transformer.models.gpt2 import Gpt2, GptBigCode
 from maga_transformer.models.gpt_neox import GptNeoX
 from maga_transformer.models.gpt_oss import GptOss
 from maga_transformer.models.internlm import InternLM, InternLM2
@@ -27,8 +27,8 @@ from maga_transformer.models.mpt import Mpt
 from maga_transformer.models.nemotron import Nemotron
 from maga_transformer.models.olmo import Olmo
 from maga_transformer.models.olmo2 import Olmo2
-from maga_transformer.models.opt import Opt
 from maga_transformer.models.olmoe import Olmoe
+from maga_transformer.models.opt import Opt
 from maga_transformer.models.phi import Phi
 from maga_transformer.models.phi3 import Phi3
 from maga_transformer.models.qwen import Qwen
