@@ -87,6 +87,9 @@ class Model:
             max_queue=1 << 20,
             max_sequence_length=min(self.program.max_positions, held),
             prefix_cache=False,
+            bytes_per_second=BANDWIDTH,
+            flops_per_second=FLOPS,
+            weight_bytes=self.weight_bytes,
         )
         mark("engine")
         parts = [f"{part} {end - begin:.1f}" for (_, begin), (part, end) in itertools.pairwise(marks)]
@@ -147,18 +150,25 @@ def median(rounds: int, measure: Callable[[], float]) -> float:
 
 
 def decode(model: Model, batch: int, args: argparse.Namespace, known: recorded.Figures) -> tuple[Figure, str]:
-    """All tokens after the first: the time of one-token outputs is taken off. Also how the host's part of a step was."""
+    """All tokens after the first: the time of one-token outputs is taken off. Also where a step's time went."""
     first = median(args.rounds, lambda: model.generate(batch, DECODE_CONTEXT, 1).whole)
     before = model.engine.stats()
     seconds = median(args.rounds, lambda: model.generate(batch, DECODE_CONTEXT, DECODE_STEPS + 1).whole) - first
     after = model.engine.stats()
     steps = after["steps"] - before["steps"]
-    spent = {part: (after[part + "_seconds"] - before[part + "_seconds"]) / steps * 1e3 for part in ("model", "sample", "host")}
+
+    def spent(part: str) -> float:
+        """Milliseconds a step; those of the prompts' steps are among them."""
+        return (after[part + "_seconds"] - before[part + "_seconds"]) / steps * 1e3
+
     floor = model.floor(batch, 1, DECODE_CONTEXT + DECODE_STEPS // 2)
     tokens = batch * DECODE_STEPS
     figure = Figure(f"decode, batch {batch}", tokens / seconds, batch / floor, seconds / DECODE_STEPS, known.decode.get(batch))
-    shown = ", ".join(f"{part} {spent_ms:.3f}" for part, spent_ms in spent.items())
-    return figure, f"batch {batch}: {shown} ms a step"
+    host, least = spent("host") + spent("sample"), spent("least")
+    whole = spent("model") + host
+    parts = ", ".join(f"{part} {spent('least_' + part):.2f}" for part in ("weights", "kv", "arithmetic"))
+    above = whole - least - host
+    return figure, f"batch {batch}: {whole:.2f} = {least:.2f} at the limit ({parts}) + {above:.2f} above it + {host:.3f} host"
 
 
 def prefill(model: Model, requests: int, tokens: int, args: argparse.Namespace, known: recorded.Figures) -> Figure:
@@ -226,7 +236,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=1000, help="0: leave the throughput run out")
     parser.add_argument("--in", dest="tokens_in", type=int, default=512)
     parser.add_argument("--out", dest="tokens_out", type=int, default=256)
-    parser.add_argument("--step-profile", action="store_true", help="step time over context, and the host's part of a step")
+    parser.add_argument("--step-profile", action="store_true", help="step time over context")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--max-num-seqs", type=int, default=1024)
     parser.add_argument("--token-budget", type=int, default=8192)
@@ -265,8 +275,9 @@ def main() -> None:
         print("  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]))
     print(f"* not run here: {recorded.SOURCE}")
     print(f"limit: each op at {BANDWIDTH / 1e12} TB/s or {FLOPS / 1e12:.0f} TFLOP/s, weights read once a step")
+    for host in hosts:
+        print(f"ms of a step, {host}")
     if args.step_profile:
-        print("where the engine's loop spends a step: " + "; ".join(hosts))
         for batch in (1, 16):
             print(step_over_context(model, batch, args))
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()

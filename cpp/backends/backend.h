@@ -138,6 +138,8 @@ struct CudaDevice {
   std::string name;
   int64_t total_bytes = 0, free_bytes = 0;
   int capability = 0;  // 90: sm_90
+  // As its data sheet has them, at the highest clocks: memory, and products of 16-bit numbers on tensor cores, summed in fp32.
+  double bytes_per_second = 0, flops_per_second = 0;
 };
 // Empty where there is no library, driver or card; `why` then says which, if given.
 std::vector<CudaDevice> cuda_devices(std::string* why = nullptr);

@@ -209,7 +209,9 @@ void bind_cuda(py::module_& m) {
       .def_readonly("name", &CudaDevice::name)
       .def_readonly("total_bytes", &CudaDevice::total_bytes)
       .def_readonly("free_bytes", &CudaDevice::free_bytes)
-      .def_readonly("capability", &CudaDevice::capability);
+      .def_readonly("capability", &CudaDevice::capability)
+      .def_readonly("bytes_per_second", &CudaDevice::bytes_per_second)
+      .def_readonly("flops_per_second", &CudaDevice::flops_per_second);
   m.def("cuda_devices", [] {
     std::string why;
     std::vector<CudaDevice> devices = cuda_devices(&why);

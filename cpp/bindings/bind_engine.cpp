@@ -115,8 +115,10 @@ py::dict stats_dict(const EngineStats& s) {
                   "finished"_a = s.finished, "cancelled"_a = s.cancelled, "failed"_a = s.failed, "preemptions"_a = s.preemptions,
                   "prompt_tokens"_a = s.prompt_tokens, "cached_tokens"_a = s.cached_tokens, "output_tokens"_a = s.output_tokens,
                   "steps"_a = s.steps, "model_seconds"_a = s.model_seconds, "sample_seconds"_a = s.sample_seconds,
-                  "host_seconds"_a = s.host_seconds, "overlapped_seconds"_a = s.overlapped_seconds,
-                  "last_step_unix"_a = s.last_step_unix, "device_lost"_a = s.device_lost);
+                  "host_seconds"_a = s.host_seconds, "overlapped_seconds"_a = s.overlapped_seconds, "least_seconds"_a = s.least.all,
+                  "least_weights_seconds"_a = s.least.weights, "least_kv_seconds"_a = s.least.kv,
+                  "least_arithmetic_seconds"_a = s.least.arithmetic, "last_step_unix"_a = s.last_step_unix,
+                  "device_lost"_a = s.device_lost);
 }
 
 }  // namespace
@@ -126,17 +128,21 @@ void bind_engine(py::module_& m) {
   bind_event(m);
   py::class_<Engine, std::unique_ptr<Engine, DeleteReleased>>(m, "Engine")
       .def(py::init([](std::shared_ptr<Backend> backend, std::unique_ptr<Executable> model, int max_sequences, int token_budget,
-                       int max_queue, int64_t max_sequence_length, bool prefix_cache, std::string fault) {
+                       int max_queue, int64_t max_sequence_length, bool prefix_cache, std::string fault, double bytes_per_second,
+                       double flops_per_second, std::vector<double> weight_bytes) {
              return std::unique_ptr<Engine, DeleteReleased>(new Engine(std::move(backend), std::move(model),
                                                                        {.max_sequences = max_sequences,
                                                                         .token_budget = token_budget,
                                                                         .max_queue = max_queue,
                                                                         .max_sequence_length = max_sequence_length,
                                                                         .prefix_cache = prefix_cache,
+                                                                        .rates = {bytes_per_second, flops_per_second},
+                                                                        .weight_bytes = std::move(weight_bytes),
                                                                         .fault = std::move(fault)}));
            }),
            py::arg("backend"), py::arg("model"), py::kw_only(), py::arg("max_sequences"), py::arg("token_budget"),
-           py::arg("max_queue"), py::arg("max_sequence_length") = 0, py::arg("prefix_cache") = true, py::arg("fault") = "")
+           py::arg("max_queue"), py::arg("max_sequence_length") = 0, py::arg("prefix_cache") = true, py::arg("fault") = "",
+           py::arg("bytes_per_second") = 0.0, py::arg("flops_per_second") = 0.0, py::arg("weight_bytes") = std::vector<double>{})
       .def("set_vocabulary", &Engine::set_vocabulary, py::arg("token_bytes"))
       .def(
           "submit",

@@ -408,7 +408,9 @@ void bind_program(py::module_& m) {
       [](const Program& p, int64_t sequences, int64_t tokens_per_sequence, int64_t context, int64_t logit_rows,
          int64_t kv_element_bytes, const std::vector<double>& weight_bytes) {
         py::list out;
-        for (const OpCost& c : cost(p, {sequences, tokens_per_sequence, context, logit_rows, kv_element_bytes}, weight_bytes))
+        MAGA_REQUIRE(sequences >= 0, sequences, " sequences");
+        const std::vector<SequenceWork> all(sequences, {tokens_per_sequence, context});
+        for (const OpCost& c : cost(p, {all, logit_rows, kv_element_bytes}, weight_bytes))
           out.append(py::make_tuple(c.flops, c.weight_bytes, c.kv_bytes));
         return out;
       },

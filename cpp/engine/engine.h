@@ -8,6 +8,7 @@
 
 #include "backends/backend.h"
 #include "engine/request.h"
+#include "program/cost.h"
 
 namespace maga {
 
@@ -17,6 +18,9 @@ struct EngineOptions {
   int max_queue = 1024;             // requests waiting; above: BusyError
   int64_t max_sequence_length = 0;  // prompt and output together; 0: Program::max_positions
   bool prefix_cache = true;
+  // With both given, the least times of steps are counted (EngineStats::least): the device's rates, the sizes of the weights.
+  Rates rates = {};
+  std::vector<double> weight_bytes = {};
   std::string fault;  // MAGA_FAULT, "kind:place:count", for fault tests; "": none
 };
 
@@ -31,6 +35,7 @@ struct EngineStats {
   // Where the loop's time went. model: running a step, or waiting for a device to have run it. sample: choosing tokens on the host.
   // host: the rest while the device had nothing to do. overlapped: the rest while it had; this costs nothing.
   double model_seconds = 0, sample_seconds = 0, host_seconds = 0, overlapped_seconds = 0;
+  LeastSeconds least;         // what all steps would have taken at the rates of the options
   double last_step_unix = 0;  // for the watchdog
   bool device_lost = false;   // every step fails from now on; the process must start anew
 };

@@ -25,6 +25,8 @@ Loop::Loop(std::shared_ptr<Backend> backend, std::unique_ptr<Executable> model, 
       model_(std::move(model)),
       asynchronous_(model_->asynchronous()),
       max_sequence_length_(longest_sequence(options, *model_)),
+      rates_(options.rates),
+      weight_bytes_(options.weight_bytes),
       fault_(options.fault),
       cache_(model_->limits().pages, model_->limits().page_tokens, options.prefix_cache),
       scheduler_({.token_budget = options.token_budget,
@@ -114,6 +116,7 @@ void Loop::launch(StepInFlight* next) {
     timer_.lap(&stats_.model_seconds);
   }
   ++in_flight_;
+  if (rates_.bytes_per_second > 0) count_least(*next);
   for (const Entry& entry : next->entries) {
     Sequence& sequence = *entry.sequence;
     sequence.computed = entry.end;
@@ -122,6 +125,20 @@ void Loop::launch(StepInFlight* next) {
     ++sequence.pending;
     sequence.draw = entry.first_draw;
   }
+}
+
+void Loop::count_least(const StepInFlight& step) {
+  work_.clear();
+  Workload work{.logit_rows = 0, .kv_element_bytes = size_of(model_->limits().kv_dtype)};
+  for (const Entry& entry : step.entries) {
+    work_.push_back({.tokens = entry.tokens, .context = entry.end - entry.tokens});
+    work.logit_rows += entry.row >= 0;
+  }
+  work.sequences = work_;
+  cost(model_->program(), work, weight_bytes_, &costs_);
+  const LeastSeconds least = least_seconds(costs_, rates_);
+  stats_.least.all += least.all, stats_.least.weights += least.weights;
+  stats_.least.kv += least.kv, stats_.least.arithmetic += least.arithmetic;
 }
 
 // Pages of a sequence that ended go back at once, though a step in flight may still use them: see the top of loop.h.

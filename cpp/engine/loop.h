@@ -69,6 +69,7 @@ class Loop {
   // loop.cpp
   void expire();
   void launch(StepInFlight* next);
+  void count_least(const StepInFlight& step);
   void remove_ended();
   bool nobody_left() const { return running_.empty() && waiting_.empty(); }
   static void insert(Queue* queue, std::unique_ptr<Sequence> sequence);
@@ -104,6 +105,8 @@ class Loop {
   std::unique_ptr<Executable> model_;
   const bool asynchronous_;
   int64_t max_sequence_length_;
+  const Rates rates_;
+  const std::vector<double> weight_bytes_;
   Fault fault_;
   PrefixCache cache_;
   Scheduler scheduler_;
@@ -122,6 +125,8 @@ class Loop {
   std::vector<Choice> choices_;
   size_t used_choices_ = 0;
   std::vector<SampleScratch> scratch_;  // by thread
+  std::vector<SequenceWork> work_;
+  std::vector<OpCost> costs_;
 };
 
 // The longest sequence, prompt and output together, that model, options and K/V cache allow.

@@ -13,7 +13,9 @@ namespace {
 class Costing {
  public:
   Costing(const Program& program, const Workload& work, const std::vector<double>& weight_bytes)
-      : p_(program), work_(work), weight_bytes_(weight_bytes) {}
+      : p_(program), work_(work), weight_bytes_(weight_bytes) {
+    for (const SequenceWork& sequence : work.sequences) tokens_ += static_cast<double>(sequence.tokens);
+  }
 
   OpCost of(const Op& op) {
     rows_ = rows_of(written(op));
@@ -47,21 +49,13 @@ class Costing {
 
   OpCost cost(const Rope& op) const { return {.flops = rope_flops(op.table, op.x.width / op.head_dim)}; }
 
-  OpCost cost(const Attention& op) const {
+  OpCost cost(const Attention& op) {
     const CacheLayer& layer = p_.cache_layers[op.layer];
-    const double last = work_.context + work_.tokens_per_sequence;
-    // The i-th new token sees the context, its predecessors in the step and itself, as far as the window reaches.
-    double pairs = 0;
-    for (int64_t i = 0; i < work_.tokens_per_sequence; ++i)
-      pairs += op.open_prompt < 0 ? seen(work_.context + i + 1, op.window) : last;
-    pairs *= work_.sequences;
-    const double entries = work_.tokens_per_sequence == 0 ? 0
-                           : op.window == 0               ? last
-                                                          : std::min<double>(last, op.window + work_.tokens_per_sequence - 1);
+    const Seen& seen = seen_by(op);
     OpCost total;
     // Products with k and v, and for the softmax: scale, maximum, difference, exponential, sum.
-    total.flops = pairs * op.heads * (2.0 * layer.head_dim + 2.0 * layer.v_dim + 5);
-    total.kv_bytes = work_.sequences * entries * entry_bytes(layer);
+    total.flops = seen.pairs * op.heads * (2.0 * layer.head_dim + 2.0 * layer.v_dim + 5);
+    total.kv_bytes = seen.entries * entry_bytes(layer);
     if (op.k) total.kv_bytes += rows_ * entry_bytes(layer);
     return total;
   }
@@ -104,39 +98,76 @@ class Costing {
     return static_cast<double>(layer.kv_heads * (layer.head_dim + layer.v_dim) * work_.kv_element_bytes);
   }
 
-  static double seen(int64_t keys, int64_t window) { return static_cast<double>(window == 0 ? keys : std::min(keys, window)); }
+  // Of all sequences: pairs of a query and a key that it sees, and keys that any query sees.
+  struct Seen {
+    int64_t window = 0;
+    bool open = false;
+    double pairs = 0, entries = 0;
+  };
+  // Layers that see alike are worked out once.
+  const Seen& seen_by(const Attention& op) {
+    const bool open = op.open_prompt >= 0;
+    for (const Seen& seen : seen_)
+      if (seen.window == op.window && seen.open == open) return seen;
+    Seen seen{.window = op.window, .open = open};
+    for (const SequenceWork& sequence : work_.sequences) {
+      if (sequence.tokens == 0) continue;
+      const auto tokens = static_cast<double>(sequence.tokens), context = static_cast<double>(sequence.context);
+      const auto window = static_cast<double>(op.window);
+      // The i-th new token sees the context, its predecessors in the step and itself, as far as the window reaches.
+      const double growing = op.window == 0 ? tokens : std::clamp(window - context, 0.0, tokens);
+      seen.pairs +=
+          open ? tokens * (context + tokens) : growing * context + growing * (growing + 1) / 2 + (tokens - growing) * window;
+      seen.entries += op.window == 0 ? context + tokens : std::min(context + tokens, window + tokens - 1);
+    }
+    return seen_.emplace_back(seen);
+  }
 
   // A weight is read once a step, unless the step has no row for it.
   double read(WeightId id) const { return id == kNone || rows_ == 0 ? 0 : weight_bytes_[id]; }
 
   double rows_of(const View& view) const {
     const bool tokens = p_.values[view.value].rows == Rows::tokens;
-    return static_cast<double>(tokens ? work_.sequences * work_.tokens_per_sequence : work_.logit_rows);
+    return tokens ? tokens_ : static_cast<double>(work_.logit_rows);
   }
 
   const Program& p_;
   const Workload& work_;
   const std::vector<double>& weight_bytes_;
+  double tokens_ = 0;
   double rows_ = 0;  // of the op at hand
+  std::vector<Seen> seen_;
 };
 
 }  // namespace
 
 std::vector<OpCost> cost(const Program& program, const Workload& work, const std::vector<double>& weight_bytes) {
-  MAGA_REQUIRE(weight_bytes.size() == program.weights.size(), weight_bytes.size(), " sizes for ", program.weights.size(),
-               " weights");
-  MAGA_REQUIRE(work.sequences >= 0 && work.tokens_per_sequence >= 0 && work.context >= 0 && work.logit_rows >= 0 &&
-                   work.kv_element_bytes > 0,
-               "a workload needs sizes that are not negative");
-  Costing costing(program, work, weight_bytes);
   std::vector<OpCost> costs;
-  costs.reserve(program.ops.size());
-  for (const Op& op : program.ops) costs.push_back(costing.of(op));
+  cost(program, work, weight_bytes, &costs);
   return costs;
 }
 
-double floor_seconds(const OpCost& total, double bytes_per_second, double flops_per_second) {
-  return std::max((total.weight_bytes + total.kv_bytes) / bytes_per_second, total.flops / flops_per_second);
+void cost(const Program& program, const Workload& work, const std::vector<double>& weight_bytes, std::vector<OpCost>* costs) {
+  MAGA_REQUIRE(weight_bytes.size() == program.weights.size(), weight_bytes.size(), " sizes for ", program.weights.size(),
+               " weights");
+  MAGA_REQUIRE(
+      work.logit_rows >= 0 && work.kv_element_bytes > 0 &&
+          std::all_of(work.sequences.begin(), work.sequences.end(), [](auto s) { return s.tokens >= 0 && s.context >= 0; }),
+      "a workload needs sizes that are not negative");
+  Costing costing(program, work, weight_bytes);
+  costs->clear();
+  for (const Op& op : program.ops) costs->push_back(costing.of(op));
+}
+
+LeastSeconds least_seconds(std::span<const OpCost> costs, const Rates& rates) {
+  LeastSeconds least;
+  for (const OpCost& cost : costs) {
+    const double arithmetic = rates.flops_per_second > 0 ? cost.flops / rates.flops_per_second : 0;
+    const double weights = cost.weight_bytes / rates.bytes_per_second, kv = cost.kv_bytes / rates.bytes_per_second;
+    least.all += std::max(weights + kv, arithmetic);
+    least.weights += weights, least.kv += kv, least.arithmetic += arithmetic;
+  }
+  return least;
 }
 
 }  // namespace maga

@@ -214,6 +214,8 @@ class CudaDevice:
     total_bytes: int
     free_bytes: int
     capability: int  # 90: sm_90
+    bytes_per_second: float  # of its memory, as its data sheet has it
+    flops_per_second: float  # of 16-bit products on tensor cores, likewise
 
 class Limits:
     tokens: int
@@ -338,6 +340,9 @@ class Engine:
         max_queue: int,
         max_sequence_length: int = 0,
         prefix_cache: bool = True,
+        bytes_per_second: float = 0.0,
+        flops_per_second: float = 0.0,
+        weight_bytes: Sequence[float] = (),
         fault: str = "",
     ) -> None: ...
     def set_vocabulary(self, token_bytes: Sequence[bytes]) -> None: ...

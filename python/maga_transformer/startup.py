@@ -85,6 +85,9 @@ def load_runtime(config: Config) -> Runtime:
         max_queue=config.max_queue,
         max_sequence_length=min(context, pages * page_tokens),
         prefix_cache=config.reuse_cache,
+        bytes_per_second=device.card.bytes_per_second if device.card else 0.0,
+        flops_per_second=device.card.flops_per_second if device.card and kv_dtype != "fp32" else 0.0,
+        weight_bytes=[float(weight.bytes) for weight in weights],
         fault=config.fault,
     )
     token_bytes = words.token_bytes()

@@ -97,7 +97,9 @@ def test_a_lowered_context_is_said(caplog):
 
 def test_a_runtime_on_a_card(monkeypatch):
     """The CPU stands in for the card's backend: what is chosen for it, and what the start message says."""
-    card = SimpleNamespace(name="a card", capability=90, total_bytes=4 * GIB, free_bytes=3 * GIB)
+    card = SimpleNamespace(
+        name="a card", capability=90, total_bytes=4 * GIB, free_bytes=3 * GIB, bytes_per_second=1e12, flops_per_second=1e14
+    )
     asked = []
 
     def stand_in(device, compute, memory_utilization):

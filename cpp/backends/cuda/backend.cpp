@@ -21,6 +21,11 @@ std::string unusable(const CudaDevice& device, DType compute) {
   return "";
 }
 
+// A multiplication and an addition are two; of 16-bit numbers, summed in fp32, not sparse.
+double flops_per_cycle_and_sm(int capability) {
+  return capability >= 100 ? 8192 : capability >= 90 ? 4096 : capability == 80 ? 2048 : 1024;
+}
+
 std::vector<CudaDevice> devices(std::string* why) {
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
@@ -46,10 +51,20 @@ std::vector<CudaDevice> devices(std::string* why) {
     if (cudaGetDevice(&before) == cudaSuccess && cudaSetDevice(i) == cudaSuccess) cudaMemGetInfo(&free, &total);
     cudaSetDevice(before);
     cudaGetLastError();
-    found.push_back({.name = properties.name,
-                     .total_bytes = static_cast<int64_t>(total),
-                     .free_bytes = static_cast<int64_t>(free),
-                     .capability = properties.major * 10 + properties.minor});
+    const auto attribute = [&](cudaDeviceAttr which) {
+      int value = 0;
+      MAGA_CUDA(cudaDeviceGetAttribute(&value, which, i));
+      return static_cast<double>(value);
+    };
+    const int capability = properties.major * 10 + properties.minor;
+    found.push_back(
+        {.name = properties.name,
+         .total_bytes = static_cast<int64_t>(total),
+         .free_bytes = static_cast<int64_t>(free),
+         .capability = capability,
+         .bytes_per_second = 2e3 * attribute(cudaDevAttrMemoryClockRate) * attribute(cudaDevAttrGlobalMemoryBusWidth) / 8,
+         .flops_per_second = 1e3 * attribute(cudaDevAttrClockRate) * attribute(cudaDevAttrMultiProcessorCount) *
+                             flops_per_cycle_and_sm(capability)});
   }
   return found;
 }

@@ -38,6 +38,7 @@ from maga_transformer.models.qwen3 import Qwen3
 from maga_transformer.models.qwen3_moe import Qwen3Moe
 from maga_transformer.models.stablelm import StableLm
 from maga_transformer.models.starcoder2 import Starcoder2
+from maga_transformer.models.task import read_task
 
 __all__ = ["Family", "build_program", "families"]
 
@@ -96,7 +97,8 @@ def families() -> dict[str, type[Family]]:
 def build_program(checkpoint: Checkpoint, model_type: str | None = None, task: str = "auto") -> tuple[Program, Family]:
     """`model_type` None: by the checkpoint's `architectures`. `task`: auto, generate, embed or score. ValueError for a type or
     architecture that is not known, and for a type that contradicts a known architecture."""
-    family = _choose(checkpoint, model_type)(checkpoint, task)
+    family = _choose(checkpoint, model_type)(checkpoint)
+    family.task = read_task(checkpoint, task, encoder=family.encoder)
     return family.build(), family
 
 

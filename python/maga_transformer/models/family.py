@@ -14,7 +14,7 @@ from maga_transformer.models.alibi import alibi_slopes
 from maga_transformer.models.builder import Builder, Heads, Norm
 from maga_transformer.models.config import ModelConfig
 from maga_transformer.models.rope import Rope, read_rope
-from maga_transformer.models.task import EMBED, GENERATE, read_task
+from maga_transformer.models.task import EMBED, GENERATE, Task
 
 log = logging.getLogger(__name__)
 
@@ -37,9 +37,9 @@ class Family(ABC):
     final_norm: str = "model.norm"
     head: str = "lm_head.weight"
 
-    def __init__(self, checkpoint: Checkpoint, task: str = "auto") -> None:
+    def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
-        self.task = read_task(checkpoint, task, encoder=self.encoder)
+        self.task = Task(GENERATE)
         self.config = config = ModelConfig(checkpoint.path, checkpoint.config, spellings=self.spellings, defaults=self.defaults)
         quantization = config.get("quantization_config")
         if quantization is not None:

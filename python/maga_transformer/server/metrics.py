@@ -96,9 +96,18 @@ class _EngineCollector(Collector):
             counter.add_metric([self._model], stats[key])
             yield counter
         seconds = CounterMetricFamily("maga_engine_seconds", "Where step time went", labels=["model_name", "part"])
-        for part in ("model", "sample", "host"):
+        for part in ("model", "sample", "host", "overlapped"):
             seconds.add_metric([self._model, part], stats[part + "_seconds"])
         yield seconds
+        if self._runtime.description.card_bytes:  # its rates are known
+            least = CounterMetricFamily(
+                "maga_engine_least_seconds",
+                "What the steps would have taken at the card's peak rates",
+                labels=["model_name", "part"],
+            )
+            for part, key in (("all", ""), ("weights", "weights_"), ("kv", "kv_"), ("arithmetic", "arithmetic_")):
+                least.add_metric([self._model, part], stats[f"least_{key}seconds"])
+            yield least
 
     def _gauge(self, name: str, help: str, value: float) -> Metric:
         gauge = GaugeMetricFamily("maga_" + name, help, labels=["model_name"])
