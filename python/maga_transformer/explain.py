@@ -60,6 +60,7 @@ def explain(
             raise ValueError(f"{setting} is {rate}, expected a finite number above 0")
     checkpoint = open_checkpoint(path)
     program, family = build_program(checkpoint, model_type)
+    checkpoint = family.checkpoint
     rows = _rows(program, checkpoint, batch, context, _KV_BYTES[kv_dtype])
     rates = Rates(bandwidth_gb or _measured_bandwidth_gb(), gflops or _measured_gflops())
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from maga_transformer import _core
 from maga_transformer.checkpoint import Checkpoint, stored_bytes
-from maga_transformer.formats import Affine, Dense, read_weight
+from maga_transformer.formats import Affine, Dense, open_quantized, read_weight
 
 Progress = Callable[[int, int], None]
 
@@ -29,6 +29,7 @@ def load_weights(
     """Packed weights in the order of program.weights. `progress` hears (bytes done, bytes in all) on this thread. Each of the
     `workers` threads (default: one a usable core) holds one unpacked weight, or one matrix of a stack, at a time, and all together
     at most _MOST_BYTES."""
+    checkpoint = open_quantized(checkpoint)
     specs = program.weights
     sizes = [stored_bytes(checkpoint, sources) for _, sources, _ in specs]
     total, done = sum(sizes), 0

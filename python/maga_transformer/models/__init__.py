@@ -6,6 +6,7 @@ import re
 from maga_transformer._core import Program
 from maga_transformer.checkpoint import Checkpoint, GgufCheckpoint
 from maga_transformer.checkpoint.gguf_config import ARCHITECTURES
+from maga_transformer.formats import open_quantized
 from maga_transformer.models.baichuan import Baichuan, Baichuan2
 from maga_transformer.models.bert import Bert, Roberta
 from maga_transformer.models.bloom import Bloom
@@ -97,7 +98,7 @@ def families() -> dict[str, type[Family]]:
 def build_program(checkpoint: Checkpoint, model_type: str | None = None, task: str = "auto") -> tuple[Program, Family]:
     """`model_type` None: by the checkpoint's `architectures`. `task`: auto, generate, embed or score. ValueError for a type or
     architecture that is not known, and for a type that contradicts a known architecture."""
-    family = _choose(checkpoint, model_type)(checkpoint)
+    family = _choose(checkpoint, model_type)(open_quantized(checkpoint))
     family.task = read_task(checkpoint, task, encoder=family.encoder)
     return family.build(), family
 

@@ -41,10 +41,6 @@ class Family(ABC):
         self.checkpoint = checkpoint
         self.task = Task(GENERATE)
         self.config = config = ModelConfig(checkpoint.path, checkpoint.config, spellings=self.spellings, defaults=self.defaults)
-        quantization = config.get("quantization_config")
-        if quantization is not None:
-            method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-            raise ValueError(f"{checkpoint.path}: quantization_config with quant_method {method!r} is not supported")
         self.hidden = config.integer("hidden_size")
         self.layers = config.integer("num_hidden_layers")
         self.heads = self._heads()
