@@ -34,6 +34,7 @@ class Runner:
         sequences: int = 1,
         kv_dtype: str = "fp32",
         model_type: str | None = None,
+        quantization: str = "",
     ) -> None:
         """`length`: of the longest sequence; `tokens`: of the largest step."""
         self.program, self.family = build_program(checkpoint, model_type)
@@ -43,7 +44,7 @@ class Runner:
         self.tokens = tokens
         self.executable = backend.load(
             self.program,
-            load_weights(backend, self.program, checkpoint),
+            load_weights(backend, self.program, checkpoint, quantization=quantization),
             tokens=tokens,
             sequences=sequences,
             logit_rows=tokens,

@@ -6,6 +6,7 @@
 
 #include "backends/backend.h"
 #include "bindings/bind.h"
+#include "program/quantize.h"
 
 namespace py = pybind11;
 
@@ -81,6 +82,29 @@ struct NamedStack {
     stack->add(matrix);
   }
 };
+
+// An array over a tensor's memory, which it keeps alive.
+template <typename T>
+py::array_t<T> array_of(const Tensor& tensor) {
+  py::capsule owner(new std::shared_ptr<const void>(tensor.owner),
+                    [](void* held) { delete static_cast<std::shared_ptr<const void>*>(held); });
+  return py::array_t<T>(tensor.shape, tensor.as<T>(), owner);
+}
+
+void bind_quantize(py::module_& m) {
+  m.def(
+      "quantize",
+      [](const py::array& values, const std::string& dtype, int bits, int64_t group, const std::string& name) {
+        const Dense dense = dense_of(values, dtype, name);
+        Affine affine;
+        {
+          py::gil_scoped_release release;
+          affine = quantize(dense.values, bits, group, name);
+        }
+        return py::make_tuple(array_of<uint8_t>(affine.codes), array_of<float>(affine.scale), affine.zero);
+      },
+      py::arg("values"), py::arg("dtype"), py::kw_only(), py::arg("bits"), py::arg("group"), py::arg("name"));
+}
 
 void bind_stack(py::module_& m) {
   py::class_<NamedStack>(m, "WeightStack")
@@ -238,6 +262,7 @@ void bind_backend(py::module_& m) {
   bind_limits(m);
   bind_draw(m);
   bind_executable(m);
+  bind_quantize(m);
   bind_stack(m);
 
   py::class_<Backend, std::shared_ptr<Backend>>(m, "Backend")

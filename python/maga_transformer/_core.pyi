@@ -148,6 +148,9 @@ def cost(
 ) -> list[tuple[float, float, float]]:
     """(flops, weight bytes, K/V bytes) of each op."""
 
+def quantize(values: np.ndarray, dtype: str, *, bits: int, group: int, name: str) -> tuple[np.ndarray, np.ndarray, int]:
+    """Codes (rows, columns), scales (rows, groups) and zero of an Affine weight (cpp/program/quantize.h). Releases the GIL."""
+
 # --- weights and backends (cpp/program/weight.h, cpp/backends/backend.h) -----------------------------------------
 
 class Weight:

@@ -51,6 +51,16 @@ def _dtype_name(value: object) -> object:
     return _DTYPE_NAMES.get(value.lower(), value.lower()) if isinstance(value, str) else value
 
 
+_NOT_QUANTIZED = ("0", "false", "off", "no", "none", "auto", "fp16", "bf16", "fp32")
+
+
+def _quantization_name(value: object) -> object:
+    """RTP-LLM's INT8_MODE is a switch, its WEIGHT_TYPE also names types that are none of int8 and int4."""
+    if not isinstance(value, str):
+        return value
+    return {"1": "int8", "true": "int8"}.get(value.lower(), "" if value.lower() in _NOT_QUANTIZED else value.lower())
+
+
 _TASK_NAMES = {  # RTP-LLM's
     "language_model": "generate",
     "dense_embedding": "embed",
@@ -97,6 +107,11 @@ class Config(BaseModel):
     model_type: str = _setting("", "model family; empty: read from the checkpoint")
     task: Annotated[Literal["auto", "generate", "embed", "score"], BeforeValidator(_task_name)] = _setting(
         "auto", "what the model is served for; auto: what its files say", env=("TASK", "TASK_TYPE", "EMBEDDING_MODEL")
+    )
+    quantization: Annotated[Literal["", "int8", "int4"], BeforeValidator(_quantization_name)] = _setting(
+        "",
+        "rounds the weights of linears while loading: int8 by row, int4 by 128 columns; empty: as they are stored",
+        env=("QUANTIZATION", "WEIGHT_TYPE", "INT8_MODE"),
     )
     served_model_name: Annotated[list[str], BeforeValidator(_comma_list)] = _setting(
         [], "names the model answers to, comma separated; empty: the checkpoint's name"

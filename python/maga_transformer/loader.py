@@ -1,5 +1,6 @@
 """From a checkpoint to a backend's packed weights: read, make canonical, pack; several weights at a time."""
 
+import logging
 import os
 from collections import deque
 from collections.abc import Callable
@@ -13,8 +14,11 @@ from maga_transformer import _core
 from maga_transformer.checkpoint import Checkpoint, stored_bytes
 from maga_transformer.formats import Affine, Dense, open_quantized, read_weight
 
+log = logging.getLogger(__name__)
+
 Progress = Callable[[int, int], None]
 
+_GROUPS = (128, 64, 32)  # columns that share a scale, the first that fits
 _MOST_BYTES = 4 << 30  # of stored weights that are on their way at once, unless one alone is larger
 
 
@@ -25,12 +29,15 @@ def load_weights(
     *,
     progress: Progress | None = None,
     workers: int | None = None,
+    quantization: str = "",
 ) -> list[_core.Weight]:
     """Packed weights in the order of program.weights. `progress` hears (bytes done, bytes in all) on this thread. Each of the
     `workers` threads (default: one a usable core) holds one unpacked weight, or one matrix of a stack, at a time, and all together
-    at most _MOST_BYTES."""
+    at most _MOST_BYTES. `quantization`: "int8" or "int4" rounds the weights of linears that are stored unquantised, but not the
+    vocabulary's and not those of routers; "" leaves them as they are."""
     checkpoint = open_quantized(checkpoint)
     specs = program.weights
+    rounded = _linears(program) if quantization else set()
     sizes = [stored_bytes(checkpoint, sources) for _, sources, _ in specs]
     total, done = sum(sizes), 0
     weights: list[_core.Weight | None] = [None] * len(specs)
@@ -44,7 +51,7 @@ def load_weights(
             while waiting and (not pending or under_way + sizes[waiting[0]] <= _MOST_BYTES):
                 index = waiting.popleft()
                 under_way += sizes[index]
-                pending[pool.submit(_load, backend, checkpoint, *specs[index])] = index
+                pending[pool.submit(_load, backend, checkpoint, *specs[index], quantization if index in rounded else "")] = index
             finished, _ = wait(pending, return_when=FIRST_COMPLETED)
             for future in finished:
                 index = pending.pop(future)
@@ -64,20 +71,50 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _load(backend: _core.Backend, checkpoint: Checkpoint, name: str, sources: list[str], shape: list[int]) -> _core.Weight:
+def _linears(program: _core.Program) -> set[int]:
+    """Weights of linears and experts, without those whose results choose: tokens, or experts."""
+    logits = {op["logits"][0] for op in program.ops if op["op"] == "moe"} | {program.logits}
+    found: set[int] = set()
+    for op in program.ops:
+        if op["op"] in ("linear", "gated_linear") and op["out"][0] not in logits:
+            found.add(op["weight"])
+        elif op["op"] == "moe":
+            found |= {op["gate_up"], op["down"]}
+    return found - {op["table"] for op in program.ops if op["op"] == "embed"}
+
+
+def _load(
+    backend: _core.Backend, checkpoint: Checkpoint, name: str, sources: list[str], shape: list[int], quantization: str
+) -> _core.Weight:
+    def read(part: list[str]) -> Affine | Dense:
+        weight = read_weight(checkpoint, part)
+        return _quantized(weight, name, quantization) if quantization and isinstance(weight, Dense) else weight
+
     if len(shape) == 3:
         stack, each = backend.stack(name, shape), len(sources) // shape[0]
         for first in range(0, len(sources), each):
-            weight = read_weight(checkpoint, sources[first : first + each])
+            weight = read(sources[first : first + each])
             if isinstance(weight, Dense):
                 stack.add_dense(_plain(weight.values), weight.dtype)
             else:
                 stack.add_affine(weight.codes, **_numbers(weight))
         return stack.finish()
-    weight = read_weight(checkpoint, sources)
+    weight = read(sources)
     if isinstance(weight, Dense):
         return backend.pack_dense(name, shape, _plain(weight.values), weight.dtype)
     return backend.pack_affine(name, shape, weight.codes, **_numbers(weight))
+
+
+def _quantized(weight: Dense, name: str, quantization: str) -> Affine | Dense:
+    """int8: a scale a row; int4: a scale a group of 128 columns, or of as many as divide them. A matrix that no group divides stays
+    as it is."""
+    columns = weight.values.shape[1]
+    bits, group = (8, columns) if quantization == "int8" else (4, next((g for g in _GROUPS if columns % g == 0), 0))
+    if group == 0 or columns % 16:
+        log.warning("%s has %d columns: it is not quantised", name, columns)
+        return weight
+    codes, scale, zero = _core.quantize(_plain(weight.values), weight.dtype, bits=bits, group=group, name=name)
+    return Affine(codes, bits, group, scale, None, zero)
 
 
 def _numbers(weight: Affine) -> dict[str, Any]:

@@ -34,6 +34,10 @@ def load_runtime(config: Config) -> Runtime:
         device = find_device(config.device)
     except ValueError as error:
         raise ConfigError(f"DEVICE={config.device}: {error}") from None
+    if config.quantization and device.card:
+        raise ConfigError(
+            f"QUANTIZATION={config.quantization}: kernels for quantised weights are not there yet on a GPU; leave it unset, or DEVICE=cpu"
+        )
     config = config.for_device(device.defaults)
     source = checkpoint.open_checkpoint(config.checkpoint_path, config.load_format)
     program, family = models.build_program(source, config.model_type or None, config.task)
@@ -52,7 +56,7 @@ def load_runtime(config: Config) -> Runtime:
     given = pool.given(free)  # a size that cannot be should not cost a load
 
     with loading_progress() as progress:
-        weights = loader.load_weights(backend, program, source, progress=progress)
+        weights = loader.load_weights(backend, program, source, progress=progress, quantization=config.quantization)
 
     def executable(pages: int) -> _core.Executable:
         return backend.load(

@@ -5,7 +5,6 @@ _ONE = frozenset({"", "1"})
 _UNSET = frozenset({""})
 
 _SINGLE = "more than one device or node is not supported yet; valid: 1, or leave it unset"
-_QUANTISE = "quantising while loading is not supported yet; leave it unset (quantised checkpoints load as they are)"
 _SPECULATE = "speculative decoding is not supported yet; leave it unset"
 _FILES = "is not supported yet; leave it unset"
 
@@ -22,9 +21,6 @@ REFUSED: dict[str, tuple[frozenset[str], str]] = {
     "DISTRIBUTE_CONFIG_FILE": (_UNSET, f"a multi-node member list {_FILES}"),
     "GANG_CONFIG_STRING": (_UNSET, f"a multi-node member list {_FILES}"),
     "GANG_ANNOCATION_PATH": (_UNSET, f"a multi-node member list {_FILES}"),
-    "WEIGHT_TYPE": (frozenset({"", "auto"}), _QUANTISE),
-    "INT8_MODE": (_OFF, _QUANTISE),
-    "QUANTIZATION": (_OFF, _QUANTISE),
     "USE_FLOAT32": (_OFF, "not supported; valid: ACT_TYPE=fp32 for exact arithmetic"),
     "INT8_KV_CACHE": (_OFF, "not supported yet; valid: KV_CACHE_DTYPE=fp16, bf16 or fp32"),
     "FP8_KV_CACHE": (_OFF, "not supported yet; valid: KV_CACHE_DTYPE=fp16, bf16 or fp32"),

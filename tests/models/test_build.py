@@ -102,7 +102,7 @@ def test_model_type(llama: Path) -> None:
     with pytest.raises(ValueError, match=r"'qwen_2' does not fit .*type 'llama'"):
         build(llama, "qwen_2")
     edit_config(llama, architectures=["NoSuchForCausalLM"])
-    with pytest.raises(ValueError, match=r"architecture 'NoSuchForCausalLM' is not supported .model types: llama"):
+    with pytest.raises(ValueError, match=r"architecture 'NoSuchForCausalLM' is not supported; did you mean .*model types: llama"):
         build(llama)
     assert build(llama, "llama").family == "llama"  # the user knows better
     edit_config(llama, architectures=None)

@@ -55,7 +55,7 @@ def test_an_empty_variable_is_unset():
         ({"TP_SIZE": "2"}, ["TP_SIZE=2", "valid: 1"]),
         ({"LORA_INFO": '{"a": "/x"}'}, ["LORA_INFO", "not supported yet"]),
         ({"INT8_KV_CACHE": "1"}, ["INT8_KV_CACHE=1", "KV_CACHE_DTYPE"]),
-        ({"WEIGHT_TYPE": "int8"}, ["WEIGHT_TYPE=int8"]),
+        ({"WEIGHT_TYPE": "int3"}, ["WEIGHT_TYPE=int3"]),
     ],
 )
 def test_mistakes_are_named(environ, words):
@@ -111,6 +111,17 @@ def test_a_library_caller_is_not_touched_by_the_environment(monkeypatch):
 def test_dtypes_by_the_names_of_vllm():
     config = Config.load({"dtype": "bfloat16", "kv-cache-dtype": "half"}, environ={})
     assert (config.act_type, config.kv_cache_dtype) == ("bf16", "fp16")
+
+
+def test_quantization_by_the_names_of_rtp_llm():
+    for environ, method in (
+        ({"INT8_MODE": "1"}, "int8"),
+        ({"INT8_MODE": "0"}, ""),
+        ({"WEIGHT_TYPE": "INT8"}, "int8"),
+        ({"WEIGHT_TYPE": "fp16"}, ""),
+        ({"QUANTIZATION": "int4"}, "int4"),
+    ):
+        assert Config.load(environ=environ).quantization == method
 
 
 def test_tasks_by_the_names_of_rtp_llm():
