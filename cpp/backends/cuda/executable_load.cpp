@@ -111,9 +111,8 @@ void CudaExecutable::allocate_scratch() {
   int64_t slabs = 0, gated = 0;
   for (const Op& op : program_.ops) {
     if (const auto* linear = std::get_if<Linear>(&op))
-      slabs = std::max(slabs,
-                       kRowTile * linear->out.width *
-                           most_slabs(static_cast<int>(linear->out.width), static_cast<int>(linear->in.width), device_->compute));
+      slabs = std::max(slabs, linear->out.width * most_slab_rows(limits_.tokens, static_cast<int>(linear->out.width),
+                                                                 static_cast<int>(linear->in.width), device_->compute));
     if (const auto* linear = std::get_if<GatedLinear>(&op)) gated = std::max(gated, linear->out.width);
   }
   slabs_ = DeviceMemory(slabs * static_cast<int64_t>(sizeof(float)), "partial sums");
