@@ -310,7 +310,9 @@ int run(int count, char** words) {
     sweep_tiles(timer, more.c_str());
     return 0;
   }
-  std::fprintf(stderr, "usage: cuda_linear check [small|tiles|small-tiles] | time [all] | sweep FILE.csv | tiles FILE.csv  [--libraries FOLDER]\n");
+  std::fprintf(
+      stderr,
+      "usage: cuda_linear check [small|tiles|small-tiles] | time [all] | sweep FILE.csv | tiles FILE.csv  [--libraries FOLDER]\n");
   return 2;
 }
 

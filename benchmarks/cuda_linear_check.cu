@@ -166,7 +166,8 @@ class Checker {
     }
     const int64_t used = c.slabs ? int64_t{slabs} * c.m * c.n * 4 : c.m * out_stride * out + c.out_shift * out;
     const int64_t held = used + 2 * kMargin;
-    MAGA_CHECK(held <= static_cast<int64_t>(out_.bytes()) && int64_t{rows} * c.k * in <= static_cast<int64_t>(weight_.bytes()),
+    MAGA_CHECK(held <= static_cast<int64_t>(out_.bytes()) && int64_t{rows} * c.k * in <= static_cast<int64_t>(weight_.bytes()) &&
+                   int64_t{rows} * c.m * 8 <= static_cast<int64_t>(sums_.bytes()),
                c.name());
     MAGA_CUDA(cudaMemsetAsync(out_.at(), kPoison, held, queue_.stream));
     MAGA_CUDA(cudaMemsetAsync(verdict_.at(), 0, 8, queue_.stream));
@@ -206,7 +207,7 @@ class Checker {
     const float share = verdict.worst / c.limit(config.has_value());
     nearest_ = std::max(nearest_, share);
     if (share <= 1 && verdict.strays == 0) return;
-    if (++failures_ <= 20) {
+    if (++failures_ <= 40) {
       std::printf("WRONG %s: error %g, limit %g, %d stray bytes", c.name().c_str(), verdict.worst, c.limit(config.has_value()),
                   verdict.strays);
       if (config) std::printf(" (%s)", config->name.c_str());
@@ -275,7 +276,7 @@ class Checker {
   cuda::Linears linears_;
   cuda::Streams streams_;
   cuda::Tiles tiles_;
-  DeviceBuffer weight_{64 << 20}, x_{16 << 20}, bias_{1 << 20}, residual_{16 << 20}, out_{64 << 20}, sums_{64 << 20}, verdict_{8},
+  DeviceBuffer weight_{64 << 20}, x_{16 << 20}, bias_{1 << 20}, residual_{16 << 20}, out_{64 << 20}, sums_{128 << 20}, verdict_{8},
       scratch_{cuda::linear_scratch_bytes(512, 4096, DType::f32)};
   int cases_ = 0, failures_ = 0;
   float nearest_ = 0;

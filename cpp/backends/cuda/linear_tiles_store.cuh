@@ -42,7 +42,7 @@ __device__ __forceinline__ uint4 load_shared_4(uint32_t from) {
 
 // Columns of T in rows of 16 bytes a thread, by way of the warp's staging: 16 tokens by 32 columns at a time, its 16-byte pieces
 // permuted so that neither side meets bank conflicts. value(block, v): a thread's four results of eight columns, token g first.
-template <typename T, int kBlocks, typename Value>
+template <typename T, int kBlocks, bool kResidual, typename Value>
 __device__ __forceinline__ void store_rows(const TileArgs& a, int token, int column, int n, uint32_t staging, Value&& value) {
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   auto piece = [&](int row, int block) { return staging + row * 64 + (block ^ (row >> 1 & 3)) * 16; };
@@ -52,7 +52,7 @@ __device__ __forceinline__ void store_rows(const TileArgs& a, int token, int col
     const int to = column + (first + t) * 8;
     const bool in = (kBlocks % 4 == 0 || first + t < kBlocks) && to < n;
     const bool low = in && token + g < a.m, high = in && token + g + 8 < a.m;
-    if (a.residual) {
+    if constexpr (kResidual) {
       const T* const from = static_cast<const T*>(a.residual) + (token + g) * a.residual_stride + to;
       uint4 l{}, h{};
       if (low) l = *reinterpret_cast<const uint4*>(from);
@@ -66,7 +66,7 @@ __device__ __forceinline__ void store_rows(const TileArgs& a, int token, int col
       float v[4];
       value(first + b, v);
       const uint32_t at = piece(g, b) + t * 4;
-      if (a.residual) {
+      if constexpr (kResidual) {
         const float2 l = unpack_two(T{}, load_shared(at)), h = unpack_two(T{}, load_shared(at + 512));
         v[0] += l.x, v[1] += l.y, v[2] += h.x, v[3] += h.y;
       }
@@ -90,7 +90,7 @@ __device__ __forceinline__ void store_tile(const TileArgs& a, const float (&sums
   if (a.gated) {
     const int n = a.rows / 2;
     auto gated = [&](auto&& act) {
-      store_rows<T, kRows / 16>(a, token, row / 2, n, staging, [&](int block, float (&v)[4]) {
+      store_rows<T, kRows / 16, false>(a, token, row / 2, n, staging, [&](int block, float (&v)[4]) {
         float gate_bias[2] = {}, up_bias[2] = {};
         const int column = row / 2 + block * 8 + t * 2;
         if (bias && column < n)
@@ -128,13 +128,17 @@ __device__ __forceinline__ void store_tile(const TileArgs& a, const float (&sums
       }
     }
   } else {
-    store_rows<T, kRows / 8>(a, token, row, a.rows, staging, [&](int block, float (&v)[4]) {
+    auto plain = [&](int block, float (&v)[4]) {
       const int column = row + block * 8 + t * 2;
       float add[2] = {};
       if (bias && column < a.rows) add[0] = static_cast<float>(bias[column]), add[1] = static_cast<float>(bias[column + 1]);
 #pragma unroll
       for (int i = 0; i < 4; ++i) v[i] = sums[block * 4 + i] + add[i % 2];
-    });
+    };
+    if (a.residual)
+      store_rows<T, kRows / 8, true>(a, token, row, a.rows, staging, plain);
+    else
+      store_rows<T, kRows / 8, false>(a, token, row, a.rows, staging, plain);
   }
 }
 
