@@ -206,7 +206,7 @@ void time_linears(Timer& timer, const Model& model) {
 }
 
 void sweep_tiles(Timer& timer, const char* path) {
-  constexpr size_t kMostConfigs = 12;
+  constexpr size_t kMostConfigs = 20;
   FILE* const csv = std::fopen(path, "w");
   MAGA_REQUIRE(csv, "cannot write ", path);
   std::fprintf(csv, "matrix,m,tokens,rows,share_weights,split,us,cublaslt_us\n");

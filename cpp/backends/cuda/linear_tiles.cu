@@ -58,8 +58,8 @@ void Tiles::run(const Queue& queue, const LinearArgs& args, const TileConfig& co
   const int unit_tokens = config.share_weights ? 2 * tokens : tokens, unit_rows = config.share_weights ? tile.rows : 2 * tile.rows;
   TileArgs arguments{.out = args.out,
                      .slabs = config.split > 1 ? args.slabs : nullptr,
-                     .bias = args.bias,
-                     .residual = args.residual,
+                     .bias = args.slabs ? nullptr : args.bias,
+                     .residual = args.slabs ? nullptr : args.residual,
                      .out_stride = args.out_stride,
                      .residual_stride = args.residual_stride,
                      .m = args.m,

@@ -110,6 +110,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(128 * (kGroups + 1),
       const TileWork work = tile_work(a, item, rank, kTokens, kRows);
       float sums[kRows / 2];
       int before = -1;
+      if (a.residual) prefetch_residual<T, kRows>(a, work.token + warp * 16, work.row);
       for (int step = 0; step < work.steps; ++step) {
         barrier_wait(there(slot), phase);
         const uint64_t tokens = wgmma_tile(ring + slot * kStep + group * 8192);
@@ -126,7 +127,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(128 * (kGroups + 1),
       wgmma_wait<0>();
       release(before);
       wait_for_previous();  // which may still read what we write
-      store_tile<T, kRows>(a, sums, work.token + warp * 16, work.row, work.slice, staging + warp * kTileStaging);
+      store_tile<T, kGroups, kRows>(a, sums, work.token + warp * 16, work.row, work.slice, staging + warp * kTileStaging);
     }
     cluster_sync();  // this CTA's memory stays until the other has stopped writing to it
   }

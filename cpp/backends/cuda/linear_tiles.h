@@ -35,7 +35,7 @@ struct TileConfig {
 };
 
 constexpr int kTileMostShared = 232448;  // bytes a CTA may have
-constexpr int kTileStaging = 1024;       // bytes a warp, for results on their way out
+constexpr int kTileStaging = 2048;       // bytes a warp, for results on their way out
 constexpr int kTileBarriers = 128;       // bytes, 16 a stage
 constexpr int kTileMostStages = kTileBarriers / 16;
 
