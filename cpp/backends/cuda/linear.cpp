@@ -40,8 +40,7 @@ int64_t most_slab_rows(int64_t tokens, int n, int k, DType type) {
   const Streams streams;
   const Tiles tiles;
   int64_t most = 0;
-  // From 64 tokens on the choice is one for all m up to the same multiple of 64.
-  for (int64_t m = 1; m < tokens + 64; m = m < 64 ? m + 1 : m + 64)
+  for (int64_t m = 1; m <= std::min<int64_t>(tokens, kMostSplitTokens); ++m)
     most = std::max(most, m * slabs_of(streams, tiles, {.x_stride = 8, .m = static_cast<int>(m), .n = n, .k = k, .type = type}));
   return most;
 }

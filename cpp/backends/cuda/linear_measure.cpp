@@ -8,7 +8,10 @@
 
 namespace maga::cuda {
 
-bool worth_measuring(int m) { return m > 64 && (m <= 512 ? m % 16 == 0 : std::has_single_bit(static_cast<unsigned>(m))); }
+bool worth_measuring(int m) {
+  if (m <= 512) return m > 64 && m % 16 == 0;
+  return m <= 1024 ? m % 128 == 0 : std::has_single_bit(static_cast<unsigned>(m));
+}
 
 bool capturing(cudaStream_t stream) {
   cudaStreamCaptureStatus status;

@@ -40,7 +40,12 @@ bool Tiles::takes(const LinearArgs& args) const {
 }
 
 TileShape Tiles::shape_of(const LinearArgs& args) const {
-  return {.m = args.m, .rows = args.gated ? 2 * args.n : args.n, .k = args.k, .may_split = args.slabs && !args.gated, .sms = sms_};
+  return {.m = args.m,
+          .rows = args.gated ? 2 * args.n : args.n,
+          .k = args.k,
+          .gated = args.gated,
+          .may_split = args.slabs && !args.gated,
+          .sms = sms_};
 }
 
 void Tiles::run(const Queue& queue, const LinearArgs& args, const TileConfig& config) {

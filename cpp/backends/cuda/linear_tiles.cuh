@@ -13,6 +13,13 @@
 #include "backends/cuda/linear_tiles_args.h"
 #include "backends/cuda/linear_tiles_store.cuh"
 
+// Older architectures, for which the kernel is empty, do not know the attribute.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#define MAGA_IN_PAIRS
+#else
+#define MAGA_IN_PAIRS __cluster_dims__(2, 1, 1)
+#endif
+
 namespace maga::cuda {
 
 struct TileWork {
@@ -31,7 +38,7 @@ __device__ __forceinline__ TileWork tile_work(const TileArgs& a, int item, int r
 }
 
 template <typename T, int kGroups, int kRows>
-__global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(128 * (kGroups + 1), 1)
+__global__ void MAGA_IN_PAIRS __launch_bounds__(128 * (kGroups + 1), 1)
     linear_tiles(const TileArgs a, const __grid_constant__ CUtensorMap weight_map, const __grid_constant__ CUtensorMap token_map) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using namespace hopper;

@@ -17,7 +17,7 @@ struct TileShape {
   int m = 0;
   int rows = 0;  // of the weight; gated: 2 n
   int k = 0;
-  bool may_split = false;
+  bool gated = false, may_split = false;
   int sms = 0;
 };
 
@@ -49,7 +49,9 @@ constexpr int tile_stages(const Tile& tile) {
 }
 constexpr int tile_shared_bytes(const Tile& tile) { return tile_fixed_bytes(tile) + tile_stages(tile) * tile_step_bytes(tile); }
 
-// The one expected to be fastest; the same for all m up to the same multiple of 64.
+constexpr int kMostSplitTokens = 256;  // above, k is not split
+
+// The one expected to be fastest.
 TileConfig choose_tiles(const TileShape& shape);
 // All that make sense, the one expected to be fastest first. Results do not depend on the tile, only on the split.
 std::vector<TileConfig> tile_configs(const TileShape& shape);
