@@ -11,7 +11,7 @@
 namespace maga::cuda {
 namespace {
 
-constexpr int kLeastSteps = 4;  // of 64 columns, a part of k
+constexpr int kLeastSteps = 16;  // of 64 columns, a part of k
 
 constexpr int divide_up(int a, int b) { return (a + b - 1) / b; }
 
