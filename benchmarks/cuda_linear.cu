@@ -1,11 +1,13 @@
 // Checks the CUDA linears, or times them on the matrices of real models:
-//   cuda_linear check [small]                 small: few and small cases, for compute-sanitizer
+//   cuda_linear check [small | tiles | small-tiles]   small: few and small cases, for compute-sanitizer; tiles: those kernels alone
 //   cuda_linear time [all]                    all: small models too
 //   cuda_linear sweep FILE.csv                every streaming configuration, against the one that is chosen
+//   cuda_linear tiles FILE.csv                tiled configurations of the 8B's linears, against the one expected to be fastest
 // Any number of --libraries FOLDER: where to look for cuBLASLt first.
 //
 // Times are replays of a CUDA graph over at least 0.5 GB of distinct weights, kernels overlapping as they do in a decode step;
-// linears that leave partial sums to the next kernel are timed so. Shares are of 4.51 TB/s, what an H200 reads at.
+// linears that leave partial sums to the next kernel are timed so. From 65 tokens on the norm that reads them is part of the time,
+// of cuBLASLt's too, and so is the activation of a gated linear. Shares are of 4.51 TB/s, what an H200 reads at.
 #include "cuda_linear.h"
 
 #include <cstdio>
@@ -15,6 +17,8 @@
 #include "backends/cuda/cublaslt.h"
 #include "backends/cuda/linear_gemm.h"
 #include "backends/cuda/linear_stream.h"
+#include "backends/cuda/linear_tiles.h"
+#include "backends/cuda/rows.h"
 
 namespace maga::bench {
 namespace {
@@ -29,6 +33,7 @@ struct Matrix {
   const char* name;
   int n, k;  // gated: 2 n rows
   bool gated, split;
+  bool f32 = false;
   int64_t bytes() const { return int64_t{n} * k * 2 * (gated ? 2 : 1); }
 };
 struct Model {
@@ -40,19 +45,19 @@ const Model kModels[] = {{"Llama-3-8B",
                            {"o", 4096, 4096, false, true},
                            {"gate_up", 14336, 4096, true, false},
                            {"down", 4096, 14336, false, true},
-                           {"head", 128256, 4096, false, false}}},
+                           {"head", 128256, 4096, false, false, true}}},
                          {"Llama-3.2-1B",
                           {{"qkv", 3072, 2048, false, true},
                            {"o", 2048, 2048, false, true},
                            {"gate_up", 8192, 2048, true, false},
                            {"down", 2048, 8192, false, true},
-                           {"head", 128256, 2048, false, false}}},
+                           {"head", 128256, 2048, false, false, true}}},
                          {"SmolLM-135M",
                           {{"qkv", 960, 576, false, true},
                            {"o", 576, 576, false, true},
                            {"gate_up", 1536, 576, true, false},
                            {"down", 576, 1536, false, true},
-                           {"head", 49152, 576, false, false}}}};
+                           {"head", 49152, 576, false, false, true}}}};
 
 class Timer {
  public:
@@ -62,6 +67,7 @@ class Timer {
     MAGA_CUDA(cudaEventCreate(&end_));
     fill(DType::bf16, weights_.at(), static_cast<int64_t>(weights_.bytes() / 2), 0.03f, 1);
     fill(DType::bf16, x_.at(), static_cast<int64_t>(x_.bytes() / 2), 1.7f, 2);
+    fill(DType::bf16, residual_.at(), static_cast<int64_t>(residual_.bytes() / 2), 1.f, 3);
     MAGA_CUDA(cudaDeviceSynchronize());
   }
 
@@ -75,7 +81,7 @@ class Timer {
             .type = DType::bf16,
             .out = out_.at(),
             .out_stride = matrix.n,
-            .out_type = DType::bf16,
+            .out_type = matrix.f32 ? DType::f32 : DType::bf16,
             .gated = matrix.gated,
             .scratch = scratch_.at()};
   }
@@ -109,16 +115,54 @@ class Timer {
     return times[2];
   }
 
-  float* slabs() { return static_cast<float*>(out_.at()); }
+  float* slabs() { return static_cast<float*>(slabs_.at()); }
+
+  // The norm that follows a linear whose result, or partial sums, `args` describe.
+  void norm(const cuda::Queue& queue, const LinearArgs& args, int slabs) {
+    const cuda::Matrix out{args.out, args.out_stride};
+    cuda::NormArgs call{.in = out,
+                        .out = {normed_.at(), args.n},
+                        .rows = args.m,
+                        .width = args.n,
+                        .group = args.n,
+                        .weight = weights_.at(),
+                        .eps = 1e-5f};
+    if (slabs > 0) call.slabs = {.data = args.slabs, .count = slabs}, call.residual = {residual_.at(), args.n}, call.sum = out;
+    cuda::norm(queue, args.type, call);
+  }
+  // A linear of more than 64 tokens with the norm behind it where a norm can add up partial sums. `split`: how many there are.
+  void with_norm(const Matrix& matrix, const cuda::Queue& queue, LinearArgs args, int split,
+                 const std::function<void(const LinearArgs&)>& run) {
+    if (matrix.split && split <= 1) args.residual = residual_.at(), args.residual_stride = args.n;
+    run(args);
+    if (matrix.split) norm(queue, args, split > 1 ? split : 0);
+  }
+  void library(const Matrix& matrix, const LinearArgs& args) {
+    const cuda::Queue queue{stream, true};
+    with_norm(matrix, queue, args, 0, [&](LinearArgs a) {
+      if (!a.gated) return gemms.run(queue, a, a.scratch);
+      a.gated = false, a.n *= 2, a.out_stride = a.n, a.out = halves_.at();
+      gemms.run(queue, a, a.scratch);
+      cuda::activation(queue, a.type,
+                       {.gate = {a.out, a.n},
+                        .up = {static_cast<char*>(a.out) + args.n * size_of(a.type), a.n},
+                        .out = {args.out, args.n},
+                        .rows = a.m,
+                        .width = args.n,
+                        .kind = ActivationKind::silu});
+    });
+  }
 
   cudaStream_t stream = nullptr;
   cuda::Linears linears;
   cuda::Gemms gemms;
   cuda::Streams streams;
+  cuda::Tiles tiles;
 
  private:
-  DeviceBuffer weights_{1'060'000'000}, x_{size_t{4096} * 14336 * 2}, out_{size_t{4096} * 128256 * 2},
-      scratch_{cuda::linear_scratch_bytes(4096, 14336, DType::bf16)};
+  DeviceBuffer weights_{1'060'000'000}, x_{size_t{8192} * 14336 * 2}, out_{size_t{8192} * 14336 * 2}, halves_{2 * out_.bytes()},
+      slabs_{size_t{256} << 20}, residual_{size_t{8192} * 6144 * 2}, normed_{residual_.bytes()},
+      scratch_{cuda::linear_scratch_bytes(8192, 14336, DType::bf16)};
   cudaEvent_t begin_ = nullptr, end_ = nullptr;
 };
 
@@ -127,28 +171,76 @@ void describe(const cuda::StreamConfig& c) {
               c.ctas * c.split, c.stages, c.window);
 }
 
+void describe(const cuda::TileConfig& c) {
+  std::printf("%d x %d, shared %s, split %d", 64 * c.tile.groups, c.tile.rows, c.share_weights ? "weights" : "tokens", c.split);
+}
+
 void time_linears(Timer& timer, const Model& model) {
   // Few tokens first: busy matrix units lower the clock for what follows.
-  for (const auto& tokens : {std::vector<int>{1, 2, 4, 8, 16, 32, 64}, std::vector<int>{128, 256, 1024, 4096}}) {
+  for (const auto& tokens :
+       {std::vector<int>{1, 2, 4, 8, 16, 32, 64}, std::vector<int>{80, 96, 128, 160, 192, 256, 320, 512, 1024, 2048, 8192}}) {
     std::printf("%s, bf16\n%-8s %5s %9s %7s %8s %9s\n", model.name, "", "m", "us", "share", "TFLOP/s", "cuBLASLt");
     for (const Matrix& matrix : model.matrices)
       for (const int m : tokens) {
         if (matrix.n > 100000 && m > 256) continue;  // logits are of sequences, not of prompts
+        const bool few = m <= 64;
         LinearArgs args = timer.args(matrix, m);
-        if (matrix.split && cuda::slabs_of(args) > 0) args.slabs = timer.slabs();
-        const double us = timer.us(matrix, args, [&](const LinearArgs& a) { timer.linears.run({timer.stream, true}, a); });
+        const int slabs = matrix.split ? cuda::slabs_of(args) : 0;
+        if (slabs > 0) args.slabs = timer.slabs();
+        const cuda::Queue queue{timer.stream, true};
+        auto run = [&](const LinearArgs& a) { timer.linears.run(queue, a); };
+        const double us =
+            timer.us(matrix, args, [&](const LinearArgs& a) { few ? run(a) : timer.with_norm(matrix, queue, a, slabs, run); });
         LinearArgs plain = timer.args(matrix, m);
-        plain.n *= matrix.gated ? 2 : 1;  // without the activation
-        plain.out_stride = plain.n;
-        const double library =
-            timer.us(matrix, plain, [&](const LinearArgs& a) { timer.gemms.run({timer.stream, false}, a, a.scratch); });
+        if (few) plain.n *= matrix.gated ? 2 : 1, plain.out_stride = plain.n;  // without the activation
+        const double library = timer.us(matrix, plain, [&](const LinearArgs& a) {
+          few ? timer.gemms.run({timer.stream, false}, a, a.scratch) : timer.library(matrix, a);
+        });
         const double bytes = static_cast<double>(matrix.bytes());
         std::printf("%-8s %5d %9.2f %7.3f %8.1f %9.2f  x%.2f  ", matrix.name, m, us, bytes / kBytesPerUs / us, m * bytes / us / 1e6,
                     library, library / us);
-        if (timer.streams.takes(args)) describe(cuda::choose_stream(timer.streams.shape_of(args)));
+        if (few) describe(cuda::choose_stream(timer.streams.shape_of(args)));
         std::printf("\n");
       }
   }
+}
+
+void sweep_tiles(Timer& timer, const char* path) {
+  constexpr size_t kMostConfigs = 20;
+  FILE* const csv = std::fopen(path, "w");
+  MAGA_REQUIRE(csv, "cannot write ", path);
+  std::fprintf(csv, "matrix,m,tokens,rows,share_weights,split,us,cublaslt_us\n");
+  for (const Matrix& matrix : kModels[0].matrices)
+    for (const int m : {80, 128, 160, 192, 256, 320, 512, 1024, 2048, 8192}) {
+      if (matrix.n > 100000 && m > 256) continue;
+      const LinearArgs args = timer.args(matrix, m);
+      cuda::TileShape shape = timer.tiles.shape_of(args);
+      shape.may_split = matrix.split;
+      std::vector<cuda::TileConfig> configs = cuda::tile_configs(shape);
+      configs.resize(std::min(configs.size(), kMostConfigs));
+      const double library = timer.us(matrix, args, [&](const LinearArgs& a) { timer.library(matrix, a); });
+      std::vector<std::pair<double, cuda::TileConfig>> times;
+      const cuda::Queue queue{timer.stream, true};
+      for (const cuda::TileConfig& config : configs) {
+        LinearArgs call = args;
+        if (config.split > 1) call.slabs = timer.slabs();
+        const double us = timer.us(matrix, call, [&](const LinearArgs& a) {
+          timer.with_norm(matrix, queue, a, config.split, [&](const LinearArgs& b) { timer.tiles.run(queue, b, config); });
+        });
+        times.emplace_back(us, config);
+        std::fprintf(csv, "%s,%d,%d,%d,%d,%d,%.2f,%.2f\n", matrix.name, m, 64 * config.tile.groups, config.tile.rows,
+                     config.share_weights, config.split, us, library);
+      }
+      const auto best = std::ranges::min_element(times, {}, &std::pair<double, cuda::TileConfig>::first);
+      std::printf("%s m %d: cuBLASLt %.1f, chosen %.1f us (x%.2f; ", matrix.name, m, library, times[0].first,
+                  library / times[0].first);
+      describe(times[0].second);
+      std::printf("), best of %zu %.1f (x%.2f; ", times.size(), best->first, library / best->first);
+      describe(best->second);
+      std::printf(")\n");
+      std::fflush(csv);
+    }
+  std::fclose(csv);
 }
 
 void sweep(Timer& timer, const char* path) {
@@ -197,10 +289,10 @@ int run(int count, char** words) {
   }
   const std::string mode = rest.empty() ? "" : rest[0];
   const std::string more = rest.size() > 1 ? rest[1] : "";
-  if (mode == "check" && (more.empty() || more == "small")) {
+  if (mode == "check" && (more.empty() || more == "small" || more == "tiles" || more == "small-tiles")) {
     cudaStream_t stream;
     MAGA_CUDA(cudaStreamCreate(&stream));
-    return check_linears(stream, more == "small") ? 1 : 0;
+    return check_linears(stream, more.starts_with("small"), more.ends_with("tiles")) ? 1 : 0;
   }
   if (mode == "time" && (more.empty() || more == "all")) {
     Timer timer;
@@ -213,7 +305,14 @@ int run(int count, char** words) {
     sweep(timer, more.c_str());
     return 0;
   }
-  std::fprintf(stderr, "usage: cuda_linear check [small] | time [all] | sweep FILE.csv  [--libraries FOLDER]\n");
+  if (mode == "tiles" && !more.empty()) {
+    Timer timer;
+    sweep_tiles(timer, more.c_str());
+    return 0;
+  }
+  std::fprintf(
+      stderr,
+      "usage: cuda_linear check [small|tiles|small-tiles] | time [all] | sweep FILE.csv | tiles FILE.csv  [--libraries FOLDER]\n");
   return 2;
 }
 

@@ -53,7 +53,8 @@ class Graph {
   cudaGraphExec_t graph_ = nullptr;
 };
 
-// Prints the number of cases and failures; returns the failures. `small`: few and small cases, for compute-sanitizer.
-int check_linears(cudaStream_t stream, bool small);
+// Prints the number of cases and failures; returns the failures. `small`: few and small cases, for compute-sanitizer; `only_tiles`:
+// the tiled kernels alone.
+int check_linears(cudaStream_t stream, bool small, bool only_tiles);
 
 }  // namespace maga::bench

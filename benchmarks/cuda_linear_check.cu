@@ -2,10 +2,13 @@
 // on random data and poisoned results; writes beside the result count as failures.
 #include <cmath>
 #include <cstdio>
+#include <functional>
+#include <optional>
 #include <string>
 
 #include "backends/cuda/linear_gemm.h"
 #include "backends/cuda/linear_stream.h"
+#include "backends/cuda/linear_tiles.h"
 #include "cuda_linear.h"
 
 namespace maga::bench {
@@ -101,19 +104,36 @@ struct Case {
                   x_pad, ", out ", out_shift, "+", out_pad);
   }
   // Half a unit in the last place; cuBLASLt may round before it adds, a gated linear in three steps rounds three times.
-  float limit(const void* streamed) const {
+  float limit(bool own) const {
     if (slabs || out_f32 || type == DType::f32) return 1e-4f;
     const bool adds = bias || residual != none;
-    return (type == DType::bf16 ? 4e-3f : 6e-4f) * (streamed ? 1.f : gated ? 3.5f : adds ? 2.f : 1.f);
+    return (type == DType::bf16 ? 4e-3f : 6e-4f) * (own ? 1.f : gated ? 3.5f : adds ? 2.f : 1.f);
   }
+};
+
+// One of our kernels in one configuration.
+struct Configured {
+  int split;
+  std::function<void(const LinearArgs&)> run;
+  std::string name;
 };
 
 class Checker {
  public:
   explicit Checker(cudaStream_t stream) : queue_{stream, false} {}
 
-  // With `config` that streaming configuration, else whatever Linears takes.
-  void check(const Case& c, const cuda::StreamConfig* config = nullptr) {
+  void check(const Case& c, const cuda::StreamConfig& config) {
+    check(c, Configured{config.split, [&](const LinearArgs& args) { streams_.run(queue_, args, config); },
+                        concat("rows ", config.tile.rows, ", split ", config.split, ", ctas ", config.ctas, ", stages ",
+                               config.stages, ", window ", config.window)});
+  }
+  void check(const Case& c, const cuda::TileConfig& config) {
+    check(c, Configured{config.split, [&](const LinearArgs& args) { tiles_.run(queue_, args, config); },
+                        concat("tile ", 64 * config.tile.groups, " x ", config.tile.rows, ", shared ",
+                               config.share_weights ? "weights" : "tokens", ", split ", config.split)});
+  }
+  // Without one whatever Linears takes.
+  void check(const Case& c, const std::optional<Configured>& config = {}) {
     const int rows = c.gated ? 2 * c.n : c.n;
     const int64_t x_stride = c.k + c.x_pad, out_stride = c.n + c.out_pad, residual_stride = c.n + 24;
     const DType out_type = c.out_f32 ? DType::f32 : c.type;
@@ -146,7 +166,8 @@ class Checker {
     }
     const int64_t used = c.slabs ? int64_t{slabs} * c.m * c.n * 4 : c.m * out_stride * out + c.out_shift * out;
     const int64_t held = used + 2 * kMargin;
-    MAGA_CHECK(held <= static_cast<int64_t>(out_.bytes()) && int64_t{rows} * c.k * in <= static_cast<int64_t>(weight_.bytes()),
+    MAGA_CHECK(held <= static_cast<int64_t>(out_.bytes()) && int64_t{rows} * c.k * in <= static_cast<int64_t>(weight_.bytes()) &&
+                   int64_t{rows} * c.m * 8 <= static_cast<int64_t>(sums_.bytes()),
                c.name());
     MAGA_CUDA(cudaMemsetAsync(out_.at(), kPoison, held, queue_.stream));
     MAGA_CUDA(cudaMemsetAsync(verdict_.at(), 0, 8, queue_.stream));
@@ -162,7 +183,7 @@ class Checker {
       call.residual_stride = out_stride;
     }
     if (config)
-      streams_.run(queue_, call, *config);
+      config->run(call);
     else
       linears_.run(queue_, call);
     reference<<<dim3((rows + kThreads - 1) / kThreads, c.m), kThreads, 0, queue_.stream>>>(args, rows,
@@ -183,14 +204,13 @@ class Checker {
     } verdict;
     MAGA_CUDA(cudaMemcpyAsync(&verdict, verdict_.at(), 8, cudaMemcpyDeviceToHost, queue_.stream));
     MAGA_CUDA(cudaStreamSynchronize(queue_.stream));
-    const float share = verdict.worst / c.limit(config);
+    const float share = verdict.worst / c.limit(config.has_value());
     nearest_ = std::max(nearest_, share);
     if (share <= 1 && verdict.strays == 0) return;
-    if (++failures_ <= 20) {
-      std::printf("WRONG %s: error %g, limit %g, %d stray bytes", c.name().c_str(), verdict.worst, c.limit(config), verdict.strays);
-      if (config)
-        std::printf(" (rows %d, split %d, ctas %d, stages %d, window %d)", config->tile.rows, config->split, config->ctas,
-                    config->stages, config->window);
+    if (++failures_ <= 40) {
+      std::printf("WRONG %s: error %g, limit %g, %d stray bytes", c.name().c_str(), verdict.worst, c.limit(config.has_value()),
+                  verdict.strays);
+      if (config) std::printf(" (%s)", config->name.c_str());
       std::printf("\n");
     }
   }
@@ -255,7 +275,8 @@ class Checker {
   cuda::Queue queue_;
   cuda::Linears linears_;
   cuda::Streams streams_;
-  DeviceBuffer weight_{64 << 20}, x_{16 << 20}, bias_{1 << 20}, residual_{16 << 20}, out_{64 << 20}, sums_{64 << 20}, verdict_{8},
+  cuda::Tiles tiles_;
+  DeviceBuffer weight_{64 << 20}, x_{16 << 20}, bias_{1 << 20}, residual_{16 << 20}, out_{64 << 20}, sums_{128 << 20}, verdict_{8},
       scratch_{cuda::linear_scratch_bytes(512, 4096, DType::f32)};
   int cases_ = 0, failures_ = 0;
   float nearest_ = 0;
@@ -269,7 +290,7 @@ void check_calls(Checker& checker, bool small) {
   for (const DType type : {DType::bf16, DType::f16, DType::f32})
     for (const auto [n, k] :
          {Size{960, 576}, Size{1000, 72}, Size{8, 40}, Size{7, 24}, Size{129, 1000}, Size{34, 30}, Size{2048, 2048}})
-      for (const int m : {1, 3, 8, 9, 16, 17, 32, 33, 64, 65, 130, 300}) {
+      for (const int m : {1, 3, 8, 9, 16, 17, 32, 33, 64, 65, 130, 192, 300}) {
         if (small && (m % 8 == 0 || m > 65 || n > 200)) continue;
         if (n * m > 300000 && type != DType::bf16) continue;
         const Case plain{.type = type, .m = m, .n = n, .k = k};
@@ -295,6 +316,35 @@ void check_calls(Checker& checker, bool small) {
       }
 }
 
+// Every tiled kernel, sharing either operand, on sizes that leave tiles, pairs and steps part empty; the last size makes each CTA
+// take several tiles.
+void check_tiles(Checker& checker, bool small) {
+  struct Size {
+    int m, n, k;
+  };
+  for (const DType type : {DType::bf16, DType::f16})
+    for (const cuda::Tile& tile : cuda::kTiles)
+      for (const bool share_weights : {true, false})
+        for (const auto [m, n, k] : {Size{65, 1208, 1032}, Size{100, 48, 72}, Size{385, 520, 520}, Size{520, 8208, 264}}) {
+          if (small && (type != DType::bf16 || m > 100)) continue;
+          const Case plain{.type = type, .m = m, .n = n, .k = k};
+          auto with = [&](int split, auto&& change) {
+            Case c = plain;
+            change(c);
+            checker.check(c, cuda::TileConfig{tile, share_weights, split});
+          };
+          with(1, [](Case& c) { c.bias = true, c.residual = Case::in_place, c.out_pad = 8, c.x_shift = 8, c.x_pad = 16; });
+          with(1, [](Case& c) { c.gated = true, c.bias = true, c.out_pad = 8; });
+          if (m > 500 && type != DType::bf16) continue;
+          with(1, [](Case& c) { c.residual = Case::apart; });
+          with(1, [](Case& c) { c.out_f32 = true, c.bias = true, c.residual = Case::apart; });
+          for (const ActivationKind kind : {ActivationKind::gelu, ActivationKind::gelu_tanh, ActivationKind::relu})
+            with(1, [&](Case& c) { c.gated = true, c.activation = kind; });
+          for (const int split : {2, 5})
+            if (k >= split * 64 && m < 500) with(split, [](Case& c) { c.slabs = true; });
+        }
+}
+
 // Every streaming kernel in every configuration, on sizes that leave tiles, boxes and tokens part empty.
 void check_configs(Checker& checker, int sms, bool small) {
   for (const DType type : {DType::bf16, DType::f16})
@@ -303,13 +353,13 @@ void check_configs(Checker& checker, int sms, bool small) {
       for (const bool slabs : {false, true})
         for (const auto& config : cuda::stream_configs({.m = m, .rows = 1205, .k = 1032, .may_split = slabs, .sms = sms})) {
           if (slabs != (config.split > 1)) continue;
-          checker.check({.type = type, .m = m, .n = 1205, .k = 1032, .bias = true, .slabs = slabs}, &config);
+          checker.check({.type = type, .m = m, .n = 1205, .k = 1032, .bias = true, .slabs = slabs}, config);
         }
       // Fewer SMs: several tiles a CTA.
       for (const auto& config : cuda::stream_configs({.m = m, .rows = 2 * 600, .k = 648, .may_split = false, .sms = 2}))
-        checker.check({.type = type, .m = m, .n = 600, .k = 648, .gated = true}, &config);
+        checker.check({.type = type, .m = m, .n = 600, .k = 648, .gated = true}, config);
       for (const auto& config : cuda::stream_configs({.m = m, .rows = 700, .k = 1000, .may_split = true, .sms = 3}))
-        checker.check({.type = type, .m = m, .n = 700, .k = 1000, .slabs = config.split > 1}, &config);
+        checker.check({.type = type, .m = m, .n = 700, .k = 1000, .slabs = config.split > 1}, config);
     }
 }
 
@@ -321,16 +371,17 @@ void fill(DType type, void* data, int64_t count, float scale, uint32_t seed) {
   MAGA_CUDA(cudaGetLastError());
 }
 
-int check_linears(cudaStream_t stream, bool small) {
+int check_linears(cudaStream_t stream, bool small, bool only_tiles) {
   int device = 0, sms = 0, major = 0;
   MAGA_CUDA(cudaGetDevice(&device));
   MAGA_CUDA(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device));
   MAGA_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
   Checker checker(stream);
-  check_calls(checker, small);
-  if (major == 9) check_configs(checker, sms, small);
+  if (major == 9) check_tiles(checker, small);
+  if (major == 9 && !only_tiles) check_configs(checker, sms, small);
+  if (!only_tiles) check_calls(checker, small);
   for (const DType type : {DType::bf16, DType::f16})
-    for (const int m : {1, 8, 16, 31, 64, 100}) checker.check_overlap(type, m, 1024, 2048, 12);
+    for (const int m : {1, 8, 16, 31, 64, 100, 256}) checker.check_overlap(type, m, 1024, 2048, 12);
   std::printf("%d cases, %d failures, the worst error at %.2f of its limit\n", checker.cases(), checker.failures(),
               checker.nearest());
   return checker.failures();

@@ -36,7 +36,7 @@ def load_runtime(config: Config) -> Runtime:
         raise ConfigError(f"DEVICE={config.device}: {error}") from None
     if config.quantization and device.card:
         raise ConfigError(
-            f"QUANTIZATION={config.quantization}: kernels for quantised weights are not there yet on a GPU; leave it unset, or DEVICE=cpu"
+            f"QUANTIZATION={config.quantization}: a GPU has no kernels for quantised weights yet; leave it unset, or DEVICE=cpu"
         )
     config = config.for_device(device.defaults)
     source = checkpoint.open_checkpoint(config.checkpoint_path, config.load_format)

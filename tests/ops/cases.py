@@ -660,9 +660,9 @@ def large_table() -> Iterator[tuple[str, Builder]]:
     """Sizes where a GPU changes from one kernel to another. The CPU has no such borders, and would take long."""
     bf16 = Form("bf16")
     for form, out, width in ((bf16, 1024, 4096), (bf16, 3072, 1024), (bf16, 2000, 1536), (Form("affine", 4, 32, True), 1024, 2048)):
-        for tokens in (1, 4, 8, 13, 16, 27, 32, 50, 64, 65, 130):
+        for tokens in (1, 4, 8, 13, 16, 27, 32, 50, 64, 65, 120, 130, 250):
             yield from linear(form, out, width, tokens)
-    for tokens in (1, 8, 30, 64, 100):
+    for tokens in (1, 8, 30, 64, 100, 250):
         yield from linear(bf16, 1024, 2048, tokens, bias=True, residual="in-place")
         yield from linear(bf16, 1024, 2048, tokens, residual="apart", views=True)
         yield from gated_linear(bf16, 1408, 1024, tokens, "silu")

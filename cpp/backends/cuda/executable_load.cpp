@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <bit>
 #include <limits>
+#include <map>
+#include <utility>
 
 #include "backends/cuda/cuda_check.h"
 #include "backends/cuda/executable.h"
@@ -137,11 +139,14 @@ void CudaExecutable::place_values() {
 void CudaExecutable::allocate_scratch() {
   int64_t slabs = 0, gated = 0;
   std::vector<const Moe*> experts;
+  std::map<std::pair<int64_t, int64_t>, int64_t> slab_rows;  // by (out, in): most layers are alike
   for (const Op& op : program_.ops) {
-    if (const auto* linear = std::get_if<Linear>(&op))
-      slabs = std::max(slabs,
-                       kRowTile * linear->out.width *
-                           most_slabs(static_cast<int>(linear->out.width), static_cast<int>(linear->in.width), device_->compute));
+    if (const auto* linear = std::get_if<Linear>(&op)) {
+      const int64_t n = linear->out.width, k = linear->in.width;
+      const auto [known, is_new] = slab_rows.try_emplace({n, k});
+      if (is_new) known->second = most_slab_rows(limits_.tokens, static_cast<int>(n), static_cast<int>(k), device_->compute);
+      slabs = std::max(slabs, n * known->second);
+    }
     if (const auto* linear = std::get_if<GatedLinear>(&op)) gated = std::max(gated, linear->out.width);
     if (const auto* moe = std::get_if<Moe>(&op)) experts.push_back(moe);
   }

@@ -1,4 +1,4 @@
-// out = x · weightᵀ (+ bias, + residual, or gated): streaming kernels for few tokens, cuBLASLt for many.
+// out = x · weightᵀ (+ bias, + residual, or gated): streaming kernels for few tokens, tiled ones or cuBLASLt for many.
 #pragma once
 
 #include "backends/cuda/queue.h"
@@ -31,8 +31,8 @@ struct LinearArgs {
 // How many slabs the kernel for this call writes when it may; 0: it has none, give `out`. Depends on m, n, k, type, the
 // device, and whether weight and x (with its stride) are aligned to 16 bytes: ask with the arguments of the call.
 int slabs_of(const LinearArgs& args);
-// At most this many, over all m.
-int most_slabs(int n, int k, DType type);
+// Rows of all slabs together, m * slabs_of, at most, over all m up to `tokens`.
+int64_t most_slab_rows(int64_t tokens, int n, int k, DType type);
 // Bytes of scratch that any call with these sizes needs (cuBLASLt's workspace, the two halves of a gated linear).
 size_t linear_scratch_bytes(int64_t tokens, int64_t widest_gated_n, DType type);
 

@@ -1,21 +1,16 @@
 #include "backends/cuda/linear_gemm.h"
 
 #include <algorithm>
-#include <bit>
-#include <limits>
 #include <vector>
 
 #include "backends/cuda/cuda_check.h"
 #include "backends/cuda/linear_finish.h"
+#include "backends/cuda/linear_measure.h"
 
 namespace maga::cuda {
 namespace {
 
 constexpr int kCandidates = 16;
-
-// Which numbers of tokens are worth the time that measuring takes: the batches of captured graphs and the sizes at which an
-// executable warms up. Below 65 weights alone decide; other sizes come once, or rarely, and take what the library thinks best.
-bool worth_measuring(int m) { return m > 64 && (m <= 512 ? m % 16 == 0 : std::has_single_bit(static_cast<unsigned>(m))); }
 
 cudaDataType_t cuda_type(DType type) { return type == DType::f32 ? CUDA_R_32F : type == DType::f16 ? CUDA_R_16F : CUDA_R_16BF; }
 
@@ -23,22 +18,6 @@ uint32_t alignment_of(const void* p) {
   const uintptr_t bits = reinterpret_cast<uintptr_t>(p) | 256;
   return static_cast<uint32_t>(bits & -bits);
 }
-
-bool capturing(cudaStream_t stream) {
-  cudaStreamCaptureStatus status;
-  MAGA_CUDA(cudaStreamIsCapturing(stream, &status));
-  return status != cudaStreamCaptureStatusNone;
-}
-
-// Memory for one measurement.
-struct Temporary {
-  explicit Temporary(size_t bytes) {
-    if (cudaMalloc(&data, bytes) != cudaSuccess) data = nullptr, cudaGetLastError();
-  }
-  ~Temporary() { cudaFree(data); }
-  Temporary(const Temporary&) = delete;
-  void* data = nullptr;
-};
 
 }  // namespace
 
@@ -89,16 +68,10 @@ struct Gemms::Plan {
   bool measured = false;
 };
 
-Gemms::Gemms() {
-  MAGA_CUBLASLT(create(&handle_));
-  MAGA_CUDA(cudaEventCreate(&begin_));
-  MAGA_CUDA(cudaEventCreate(&end_));
-}
+Gemms::Gemms() { MAGA_CUBLASLT(create(&handle_)); }
 
 Gemms::~Gemms() {
   plans_.clear();
-  cudaEventDestroy(begin_);
-  cudaEventDestroy(end_);
   lt::library().destroy(handle_);
 }
 
@@ -123,24 +96,14 @@ void Gemms::measure(cudaStream_t stream, Plan& plan, const LinearArgs& args, voi
   const Temporary temporary(args.residual ? args.m * args.out_stride * size_of(args.out_type) : 0);
   void* const out = args.residual ? temporary.data : args.out;
   if (!out) return;  // no memory to spare: the order of the heuristic stands
-  constexpr int kRepeats = 4;
-  std::vector<float> least(plan.candidates.size(), std::numeric_limits<float>::infinity());
-  for (int repeat = 0; repeat <= kRepeats; ++repeat)
-    for (size_t i = 0; i < plan.candidates.size(); ++i) {
-      std::swap(plan.candidates[0], plan.candidates[i]);
-      // A step finds its weights in memory, not in the L2: the workspace is large enough to take their place there.
-      MAGA_CUDA(cudaMemsetAsync(workspace, 0, kGemmWorkspaceBytes, stream));
-      MAGA_CUDA(cudaEventRecord(begin_, stream));
-      const bool taken = multiply(stream, plan, args, out, workspace) == lt::kSuccess;
-      MAGA_CUDA(cudaEventRecord(end_, stream));
-      MAGA_CUDA(cudaEventSynchronize(end_));
-      std::swap(plan.candidates[0], plan.candidates[i]);
-      if (!taken || repeat == 0) continue;  // the first time loads the kernel
-      float ms = 0;
-      MAGA_CUDA(cudaEventElapsedTime(&ms, begin_, end_));
-      least[i] = std::min(least[i], ms);
-    }
-  std::swap(plan.candidates[0], plan.candidates[std::min_element(least.begin(), least.end()) - least.begin()]);
+  std::vector<lt::Candidate>& candidates = plan.candidates;
+  const size_t fastest = stopwatch_.fastest(stream, workspace, kGemmWorkspaceBytes, candidates.size(), [&](size_t i) {
+    std::swap(candidates[0], candidates[i]);
+    const bool taken = multiply(stream, plan, args, out, workspace) == lt::kSuccess;
+    std::swap(candidates[0], candidates[i]);
+    return taken;
+  });
+  std::swap(candidates[0], candidates[fastest]);
 }
 
 void Gemms::run(const Queue& queue, const LinearArgs& args, void* workspace) {

@@ -5,6 +5,7 @@
 
 #include "backends/cuda/cublaslt.h"
 #include "backends/cuda/linear.h"
+#include "backends/cuda/linear_measure.h"
 
 namespace maga::cuda {
 
@@ -39,7 +40,7 @@ class Gemms {
 
   lt::Handle handle_ = nullptr;
   std::map<Key, Plan> plans_;
-  cudaEvent_t begin_ = nullptr, end_ = nullptr;
+  Stopwatch stopwatch_;
 };
 
 }  // namespace maga::cuda

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "backends/cuda/launch.cuh"
+#include "backends/cuda/linear_activation.cuh"
 #include "backends/cuda/linear_hopper.cuh"
 #include "backends/cuda/linear_stream_args.h"
 
@@ -13,18 +14,6 @@
 #endif
 
 namespace maga::cuda {
-
-template <ActivationKind kKind>
-__device__ __forceinline__ float activate(float x) {
-  if constexpr (kKind == ActivationKind::silu) return x / (1.f + __expf(-x));
-  if constexpr (kKind == ActivationKind::gelu) return 0.5f * x * (1.f + erff(x * 0.70710678f));
-  if constexpr (kKind == ActivationKind::gelu_tanh) {
-    const float u = 0.79788456f * (x + 0.044715f * x * x * x);
-    return x * (1.f - 1.f / (1.f + __expf(2.f * u)));  // 0.5 x (1 + tanh u)
-  }
-  const float y = fmaxf(x, 0.f);
-  return kKind == ActivationKind::relu2 ? y * y : y;
-}
 
 template <typename T, int kTokens, int kRows, int kGroups, int kBoxes>
 __global__ void __launch_bounds__(128 * kGroups + 64, 1)
