@@ -4,6 +4,7 @@
 // experts that the rows choose take to read at 4.51 TB/s, or their products at 800 TFLOP/s, whichever is longer.
 #include <cmath>
 #include <cstdio>
+#include <memory>
 #include <numeric>
 #include <set>
 

@@ -386,6 +386,22 @@ def plain_mpt(folder: Path, kv_heads: int, *, qk_norm: bool, bias: bool) -> np.n
     return logits_of(PlainMpt(tensors, heads, kv_heads))
 
 
+def qwen3_moe_stacked(folder: Path) -> np.ndarray:
+    """With the experts of a layer in two tensors."""
+    expected = native("qwen3-moe", folder)
+
+    def change(tensors: Tensors) -> Tensors:
+        for i in range(3):
+            module, experts = f"model.layers.{i}.mlp.experts", range(8)
+            parts = {name: [tensors.pop(f"{module}.{e}.{name}_proj.weight") for e in experts] for name in ("gate", "up", "down")}
+            both = [torch.cat(pair) for pair in zip(parts["gate"], parts["up"], strict=True)]
+            tensors |= {f"{module}.gate_up_proj": torch.stack(both), f"{module}.down_proj": torch.stack(parts["down"])}
+        return tensors
+
+    relay(folder, change)
+    return expected
+
+
 class Baichuan13B(torch.nn.Module):
     """Written from the published facts: Llama's block, no rotation, slope * position of the key added to the scaled scores."""
 
@@ -421,6 +437,7 @@ RELAID = {
     "mpt-logit-scale": lambda folder: mpt_scaled(folder, 0.75, 0.75),
     "mpt-inverse-root": lambda folder: mpt_scaled(folder, "inv_sqrt_d_model", 48**-0.5),
     "gemma3-flat": gemma3_flat,
+    "qwen3-moe-stacked": qwen3_moe_stacked,
     "chatglm": chatglm,
     "chatglm-no-groups": lambda folder: chatglm(folder, kv_heads=4),
     "baichuan-13b": baichuan_13b,

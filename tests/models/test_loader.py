@@ -28,10 +28,27 @@ class Recorder:
         assert values.flags.c_contiguous and values.flags.aligned and list(values.shape) == shape
         return name, dtype, values
 
+    def stack(self, name: str, shape: list[int]) -> "RecordedStack":
+        return RecordedStack(shape)
+
     def pack_affine(self, name: str, shape: list[int], codes: np.ndarray, **form: Any) -> Any:
         assert codes.flags.c_contiguous and list(codes.shape) == shape
         assert form["scale"].shape == (shape[0], shape[1] // form["group"])
         return name, f"affine{form['bits']}", codes
+
+
+class RecordedStack:
+    def __init__(self, shape: list[int]) -> None:
+        self.shape = shape
+        self.matrices: list[np.ndarray] = []
+
+    def add_dense(self, values: np.ndarray, dtype: str) -> None:
+        assert values.flags.c_contiguous and list(values.shape) == self.shape[1:]
+        self.matrices.append(values)
+
+    def finish(self) -> list[np.ndarray]:
+        assert len(self.matrices) == self.shape[0]
+        return self.matrices
 
 
 @pytest.mark.parametrize("workers", [None, 1, 5])
@@ -47,6 +64,21 @@ def test_weights_come_in_the_order_of_the_program(workers: int | None, tmp_path:
         np.testing.assert_array_equal(values, np.concatenate([checkpoint.tensor(source) for source in sources]))
     total = sum(checkpoint.nbytes(name) for name in checkpoint.names())
     assert heard == sorted(heard) and heard[-1] == (total, total) and {of for _, of in heard} == {total}
+
+
+def test_experts_come_one_by_one(tmp_path: Path) -> None:
+    tiny_model("mixtral", tmp_path, num_local_experts=5)
+    checkpoint = open_checkpoint(str(tmp_path))
+    program, _ = build_program(checkpoint)
+    weights: list[Any] = load_weights(Recorder(), program, checkpoint)
+    stacks = {name: weight for weight, (name, _, shape) in zip(weights, program.weights, strict=True) if len(shape) == 3}
+    assert len(stacks) == 2 * 3
+    for i in range(3):
+        module = f"model.layers.{i}.block_sparse_moe.experts"
+        for e, (gate_up, down) in enumerate(zip(stacks[f"{module}.(gate|up)"], stacks[f"{module}.down"], strict=True)):
+            gate, up = (checkpoint.tensor(f"{module}.{e}.{name}.weight") for name in ("w1", "w3"))
+            np.testing.assert_array_equal(gate_up, np.concatenate([gate, up]))
+            assert np.shares_memory(down, checkpoint.tensor(f"{module}.{e}.w2.weight"))  # not copied
 
 
 def test_no_more_is_under_way_than_memory_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,11 +6,12 @@ import functools
 import numpy as np
 import pytest
 from cards import COMPUTE, card, needs_card
+from maga_transformer import _core
 
 from .cases import CASES, LARGE_CASES, RopeForm, build
 from .harness import distance, expected_rounded, load, reference, rounded_case, run
 from .test_ops import NAN_CASES
-from .test_transformer import Model, assert_close, at_once, in_chunks, one_by_one
+from .test_transformer import Model, assert_close, at_once, in_chunks, one_by_one, sequences
 from .transformer import SHAPES, Shape, transformer
 from .weights import Form
 
@@ -37,7 +38,15 @@ def test_op(compute: str, name: str) -> None:
     assert distance(got, expected_rounded(name, compute)) < tolerance[compute]
 
 
-@pytest.mark.parametrize("name", ["linear-bf16-1024x4096-x13", "attention-128-4over2-long-fp32-pages16", "norm-rms-576-by576-x4"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "linear-bf16-1024x4096-x13",
+        "attention-128-4over2-long-fp32-pages16",
+        "norm-rms-576-by576-x4",
+        "moe-bf16-512x384x512-2of8-x64-renormalise1-residual-apart",
+    ],
+)
 @pytest.mark.parametrize("compute", COMPUTE)
 def test_twice_is_the_same(compute: str, name: str) -> None:
     """Bit for bit: no result hangs on the order in which blocks finish."""
@@ -101,6 +110,25 @@ def test_program_without_fusion_is_reference(compute: str, shape: Shape) -> None
     assert "add" in names and "activation" in names and "gated_linear" not in names
     for schedule in (at_once(), in_chunks(1)):
         assert_close(model.logits(schedule), expected(shape, compute), PROGRAM_TOLERANCE[compute])
+
+
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape.experts], ids=str)
+@pytest.mark.parametrize("compute", COMPUTE)
+def test_experts_in_graphs(compute: str, shape: Shape) -> None:
+    """Three sequences run in the graph of four, again and again, over other experts than those of the steps between."""
+    model = Model(card(compute), *transformer(shape), kv_dtype=compute)
+    model.logits(at_once())
+    spans = [[(0, 44, 45), (2, 15, 16), (3, 32, 33)], [(4, 6, 7)], [(4, 5, 6), (3, 20, 21), (0, 30, 31), (2, 3, 4)]]
+    steps = [model.tables.step(each, sequences()) for each in spans]
+    want = []
+    for step in steps:
+        model.executable.run(**step)
+        want.append(model.executable.logits())
+    for _ in range(3):
+        for step, logits in zip(steps, want, strict=True):
+            model.executable.enqueue([_core.Draw(row=row) for row in range(len(step["ids"]))], **step)
+            model.executable.collect()
+            np.testing.assert_array_equal(model.executable.logits(), logits)
 
 
 @pytest.mark.parametrize("compute", COMPUTE)

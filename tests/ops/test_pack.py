@@ -109,3 +109,21 @@ def test_what_is_taken(backend: _core.Backend) -> None:
     assert backend.pack_dense("some.weight", [32], ROWS[0], "fp32").bytes >= 32
     assert pack_affine(backend).bytes >= 128
     assert pack_affine(backend, offset=SCALE).bytes >= 128
+
+
+def test_stacks(backend: _core.Backend) -> None:
+    def stack(count: int) -> _core.WeightStack:
+        stack = backend.stack("some.experts", [2, 4, 32])
+        for _ in range(count):
+            stack.add_dense(ROWS, "fp32")
+        return stack
+
+    assert stack(2).finish().bytes >= 2 * 4 * 32 * 4
+    with pytest.raises(ValueError, match=r"some\.experts.* has 1 of 2 matrices"):
+        stack(1).finish()
+    with pytest.raises(ValueError, match=r"some\.experts.* takes 2 matrices"):
+        stack(3)
+    with pytest.raises(ValueError, match=r"some\.experts\[1\]"):
+        stack(1).add_dense(ROWS[:3].copy(), "fp32")
+    with pytest.raises(ValueError, match=r"some\.experts.* has 2 sizes; a stack has three"):
+        backend.stack("some.experts", [4, 32])

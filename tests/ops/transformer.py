@@ -7,7 +7,7 @@ from maga_transformer._core import Program, View
 
 from .case import OpProgram
 from .cases import RopeForm
-from .weights import Form, WeightData, dense, matrix
+from .weights import Form, WeightData, dense, matrix, stack
 
 VOCAB = 61
 
@@ -27,6 +27,7 @@ class Shape:
     rope: RopeForm | None = None
     window: int = 0
     activation: str = "silu"
+    experts: int = 0  # of the last layer, each token takes two; 0: an MLP as in the others
 
     def __str__(self) -> str:
         return self.name
@@ -38,6 +39,8 @@ SHAPES = [
     Shape("qwen2", Form("bf16"), bias=True, rope=RopeForm(32, interleaved=True), heads=6, kv_heads=3),
     Shape("qwen3-8bit", Form("affine", 8, 32, False, 128), head_norms=True, rope=RopeForm(16), window=9),
     Shape("norope", Form("fp16"), head_norms=True, activation="gelu_tanh", head_dim=40, hidden=96),
+    Shape("experts", Form("bf16"), rope=RopeForm(32), experts=7),
+    Shape("experts-4bit", Form("affine", 4, 32, True), rope=RopeForm(32), experts=16),
     Shape("dynamic", Form("fp32"), rope=RopeForm(32, dynamic=2.0, max_positions=24), activation="gelu"),
 ]
 
@@ -65,6 +68,18 @@ def transformer(shape: Shape, *, every_value: bool = False, seed: int = 0) -> tu
     def add(a: View, b: View) -> View:
         out = value("sum", shape.hidden)
         program.add(out, a, b)
+        return out
+
+    def mixture(x: View, name: str) -> View:
+        # Logits far apart: an expert that is chosen only in one of two types has little weight.
+        logits, out = value(f"{name}.logits", shape.experts), value(name, shape.hidden)
+        program.linear(logits, x, weight=p.weight(dense(rng, (shape.experts, x.width), deviation=6 * x.width**-0.5)))
+        weights = {
+            "gate_up": p.weight(stack(rng, shape.experts, 2 * shape.mlp, x.width, shape.form)),
+            "down": p.weight(stack(rng, shape.experts, shape.hidden, shape.mlp, shape.form)),
+        }
+        routing = {"experts": shape.experts, "top_k": 2, "renormalise": True}
+        program.moe(out, x, logits, **weights, width=shape.mlp, **routing, kind=shape.activation)
         return out
 
     program.vocab, program.max_positions = VOCAB, 256
@@ -95,7 +110,11 @@ def transformer(shape: Shape, *, every_value: bool = False, seed: int = 0) -> tu
             window=shape.window,
         )
         x = add(x, linear(attended, f"{i}.o", shape.hidden))
-        both = linear(norm(x, value(f"{i}.norm2", shape.hidden), shape.hidden), f"{i}.gate_up", 2 * shape.mlp, shape.bias)
+        normed = norm(x, value(f"{i}.norm2", shape.hidden), shape.hidden)
+        if shape.experts and i == shape.layers - 1:
+            x = add(x, mixture(normed, f"{i}.experts"))
+            continue
+        both = linear(normed, f"{i}.gate_up", 2 * shape.mlp, shape.bias)
         hidden = value(f"{i}.hidden", shape.mlp)
         program.activation(hidden, View(both.value, 0, shape.mlp), View(both.value, shape.mlp, shape.mlp), kind=shape.activation)
         x = add(x, linear(hidden, f"{i}.down", shape.hidden))

@@ -84,17 +84,21 @@ void route(const Routing& r, const float* logits, const float* correction, int32
 }
 
 Experts::Experts(const Program& program, const Limits& limits) {
-  int64_t floats = 0, chosen = 0, experts = 0;
-  most_rows_ = std::min(kMostRows, std::max(limits.tokens, limits.logit_rows));
+  const int64_t most_tokens = std::max(limits.tokens, limits.logit_rows);
+  int64_t floats = 0, sums = 0, chosen = 0, experts = 0;
+  most_rows_ = std::min(kMostRows, most_tokens);
   for (const Op& op : program.ops)
     if (const auto* moe = std::get_if<Moe>(&op)) {
       const int64_t hidden = moe->gating.plain() ? moe->width : 3 * moe->width;
       floats = std::max(floats, most_rows_ * (moe->in.width + hidden + moe->out.width));
-      chosen = std::max(chosen, std::max(limits.tokens, limits.logit_rows) * moe->routing.top_k);
+      if (moe->residual) sums = std::max(sums, most_tokens * moe->out.width);
+      chosen = std::max(chosen, most_tokens * moe->routing.top_k);
       experts = std::max(experts, moe->routing.experts);
     }
   if (floats == 0) return;
-  rows_ = std::make_unique<Mapping>(floats * static_cast<int64_t>(sizeof(float)), "experts");
+  memory_ = std::make_unique<Mapping>((floats + sums) * static_cast<int64_t>(sizeof(float)), "experts");
+  rows_ = reinterpret_cast<float*>(memory_->data());
+  sums_ = rows_ + floats;
   chosen_.resize(chosen);
   weights_.resize(chosen);
   entries_.resize(chosen);
@@ -108,18 +112,19 @@ void Experts::run(ThreadPool& threads, Isa isa, std::byte* linear_scratch, const
     route(op.routing, call.logits + token * call.logits_stride, call.correction, &chosen_[at], &weights_[at]);
   });
   sort(call);
-  over_rows(threads, call.tokens, op.out.width, [&](int64_t token) {
-    float* out = call.out + token * call.out_stride;
-    const float* residual = call.residual ? call.residual + token * call.residual_stride : nullptr;
-    if (!residual)
-      std::fill_n(out, op.out.width, 0.0f);
-    else if (residual != out)
-      std::copy_n(residual, op.out.width, out);
-  });
+  // The residual comes last, so that fusing it changes no result.
+  const Sums sums = call.residual ? Sums{sums_, op.out.width} : Sums{call.out, call.out_stride};
+  over_rows(threads, call.tokens, op.out.width, [&](int64_t token) { std::fill_n(sums.of(token), op.out.width, 0.0f); });
   for (int64_t e = 0; e < op.routing.experts; ++e)
     for (int64_t first = expert_start_[e]; first < expert_start_[e + 1]; first += most_rows_)
       run_expert(threads, isa, linear_scratch, call, e,
-                 {&entries_[first], static_cast<size_t>(std::min(most_rows_, expert_start_[e + 1] - first))});
+                 {&entries_[first], static_cast<size_t>(std::min(most_rows_, expert_start_[e + 1] - first))}, sums);
+  if (call.residual)
+    over_rows(threads, call.tokens, op.out.width, [&](int64_t token) {
+      const float *sum = sums.of(token), *residual = call.residual + token * call.residual_stride;
+      float* out = call.out + token * call.out_stride;
+      for (int64_t i = 0; i < op.out.width; ++i) out[i] = sum[i] + residual[i];
+    });
 }
 
 // By counting.
@@ -135,13 +140,13 @@ void Experts::sort(const MoeCall& call) {
 }
 
 void Experts::run_expert(ThreadPool& threads, Isa isa, std::byte* linear_scratch, const MoeCall& call, int64_t expert,
-                         std::span<const Entry> entries) {
+                         std::span<const Entry> entries, const Sums& sums) {
   const Moe& op = *call.op;
   const auto rows = static_cast<int64_t>(entries.size());
-  auto* x = reinterpret_cast<float*>(rows_->data());  // (rows, in)
-  float* result = x + rows * op.in.width;             // (rows, out)
-  float* hidden = result + rows * op.out.width;       // (rows, width)
-  float* both = hidden + rows * op.width;             // (rows, 2 * width), where the gating is not plain
+  float* x = rows_;                              // (rows, in)
+  float* result = x + rows * op.in.width;        // (rows, out)
+  float* hidden = result + rows * op.out.width;  // (rows, width)
+  float* both = hidden + rows * op.width;        // (rows, 2 * width), where the gating is not plain
   over_rows(threads, rows, op.in.width,
             [&](int64_t row) { std::copy_n(call.x + entries[row].token * call.x_stride, op.in.width, x + row * op.in.width); });
   const bool plain = op.gating.plain();
@@ -171,7 +176,7 @@ void Experts::run_expert(ThreadPool& threads, Isa isa, std::byte* linear_scratch
           .bias = call.down_bias ? call.down_bias + expert * op.out.width : nullptr,
           .quantize_activations = call.quantize_activations});
   over_rows(threads, rows, op.out.width, [&](int64_t row) {
-    float* out = call.out + entries[row].token * call.out_stride;
+    float* out = sums.of(entries[row].token);
     const float* y = result + row * op.out.width;
     for (int64_t i = 0; i < op.out.width; ++i) out[i] += entries[row].weight * y[i];
   });

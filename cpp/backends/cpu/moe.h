@@ -36,7 +36,7 @@ class Experts {
 
   // A token's result is the same, bit for bit, whatever other tokens are in the call and however many threads run it.
   void run(ThreadPool& threads, Isa isa, std::byte* linear_scratch, const MoeCall& call);
-  int64_t bytes() const { return rows_ ? rows_->bytes() : 0; }
+  int64_t bytes() const { return memory_ ? memory_->bytes() : 0; }
 
  private:
   // A token that an expert works on.
@@ -45,12 +45,21 @@ class Experts {
     float weight;
   };
 
+  // Where the experts' results are added up, (tokens, out).
+  struct Sums {
+    float* data;
+    int64_t stride;
+    float* of(int64_t token) const { return data + token * stride; }
+  };
+
   void sort(const MoeCall& call);
   void run_expert(ThreadPool& threads, Isa isa, std::byte* linear_scratch, const MoeCall& call, int64_t expert,
-                  std::span<const Entry> entries);
+                  std::span<const Entry> entries, const Sums& sums);
 
-  int64_t most_rows_ = 0;              // of an expert at a time
-  std::unique_ptr<Mapping> rows_;      // for one expert: tokens, gate and up, hidden, results
+  int64_t most_rows_ = 0;  // of an expert at a time
+  std::unique_ptr<Mapping> memory_;
+  float* rows_ = nullptr;              // for one expert: tokens, results, hidden, gate and up
+  float* sums_ = nullptr;              // (tokens, out), where there is a residual
   std::vector<int32_t> chosen_;        // (tokens, top_k)
   std::vector<float> weights_;         // (tokens, top_k)
   std::vector<Entry> entries_;         // (tokens * top_k) by expert, then by token

@@ -71,10 +71,6 @@ __global__ void __launch_bounds__(kThreads) combine(const CombineArgs<T> a) {
   if (column >= a.width) return;
   Vector<T, N> part;
   float sum[N] = {}, x[N];
-  if (a.residual.data) {
-    part.load(a.residual.at(row, column));
-    part.get(sum);
-  }
   for (int i = 0; i < a.top_k; ++i) {
     const int slot = a.tables.slots[row * a.top_k + i];
     if (slot < 0) break;
@@ -83,6 +79,12 @@ __global__ void __launch_bounds__(kThreads) combine(const CombineArgs<T> a) {
     part.get(x);
 #pragma unroll
     for (int n = 0; n < N; ++n) sum[n] += weight * x[n];
+  }
+  if (a.residual.data) {
+    part.load(a.residual.at(row, column));
+    part.get(x);
+#pragma unroll
+    for (int n = 0; n < N; ++n) sum[n] += x[n];
   }
   part.set(sum);
   part.store(a.out.at(row, column));

@@ -13,7 +13,9 @@
 namespace maga::cuda {
 namespace {
 
-constexpr int kMostShared = 232448, kSharedOfTwo = 114688;  // bytes a CTA may have, alone on its SM and if two share it
+constexpr int kTables = (sizeof(MoeTiles) + 255) / 256 * 256;
+// Bytes of ring that a CTA may have, alone on its SM and if two share it.
+constexpr int kMostShared = 232448 - kTables, kSharedOfTwo = 114688 - kTables;
 
 int divide_up(int a, int b) { return (a + b - 1) / b; }
 bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
@@ -27,7 +29,9 @@ MoeConfig choose(const MoeGemmArgs& args, int rows, int sms) {
   for (const MoeConfig& config : kMoeConfigs) {
     const bool fits = config.slots >= 1.5 * slots || config.slots == 128;
     if (!fits || (best && best->slots != config.slots)) continue;
-    const double rounds = touched * divide_up(rows, config.rows) * std::ceil(slots / config.slots) / sms;
+    // By SMs: two CTAs that share one also share its part of the bandwidth.
+    const double rounds =
+        touched * divide_up(rows, config.rows * config.pair) * config.pair * std::ceil(slots / config.slots) / sms;
     const double used = rounds / std::ceil(rounds - 1e-9);
     if (used > best_used * (best ? 1.05 : 1)) best = &config, best_used = used;
   }
@@ -36,10 +40,11 @@ MoeConfig choose(const MoeGemmArgs& args, int rows, int sms) {
 
 int step_bytes(const MoeConfig& config) { return (config.slots + config.rows) * 128 * config.boxes; }
 
-// Bytes beside the ring: 1024 to align, and what the last warpgroup's 64-row tile may read past the ring's end.
+// Bytes beside the ring: 1024 to align, and staging, or what a 64-row tile of fewer rows reads past the ring's end.
 int fixed_bytes(const MoeConfig& config) {
   const int covered = divide_up(config.rows, 64 * config.groups) * 64 * config.groups;
-  return 1024 + kMoeHeader + std::max(0, covered - config.rows - config.slots) * 128;
+  const int past = std::max(0, covered - config.rows - config.slots) * 128;
+  return 1024 + kMoeHeader + std::max(past, 4 * config.groups * moe_staging_bytes(config.slots));
 }
 
 // Eight rows of the gate, the eight of up that belong to them, the next eight of the gate, ...; without a gate, all in turn.
@@ -84,11 +89,10 @@ void MoeGemm::run_tiles(const Queue& queue, const MoeGemmArgs& args) {
   const MoeConfig config = choose(args, rows, sms_);
   const MoeKernel kernel = type_ == DType::bf16 ? moe_kernel<__nv_bfloat16>(config) : moe_kernel<__half>(config);
   if (std::find(raised_.begin(), raised_.end(), reinterpret_cast<const void*>(kernel)) == raised_.end()) {
-    MAGA_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                   kMostShared - static_cast<int>(sizeof(MoeTiles))));
+    MAGA_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostShared));
     raised_.push_back(reinterpret_cast<const void*>(kernel));
   }
-  const int shared = (config.slots <= 64 ? kSharedOfTwo : kMostShared) - static_cast<int>(sizeof(MoeTiles));
+  const int shared = config.slots <= 64 ? kSharedOfTwo : kMostShared;
   const int stages = std::min(kMoeMostStages, (shared - fixed_bytes(config)) / step_bytes(config));
   const MoeTileArgs arguments{.out = args.out,
                               .bias = args.bias,
@@ -100,8 +104,9 @@ void MoeGemm::run_tiles(const Queue& queue, const MoeGemmArgs& args) {
                               .first = args.gated,
                               .gated = args.gated,
                               .gating = args.gating};
-  launch(queue, kernel, dim3(sms_), dim3(128 * config.groups + 64), fixed_bytes(config) + stages * step_bytes(config), arguments,
-         weight_map(type_, args, config.rows), slot_map(type_, args, config.slots));
+  const int ctas = config.slots <= 64 ? 2 * sms_ : sms_ / config.pair * config.pair;
+  launch(queue, kernel, dim3(ctas), dim3(128 * config.groups + 64), fixed_bytes(config) + stages * step_bytes(config), arguments,
+         weight_map(type_, args, config.rows), slot_map(type_, args, config.slots / config.pair));
 }
 
 }  // namespace maga::cuda
