@@ -97,12 +97,14 @@ def test_a_name_that_is_nearly_right(llama: Path) -> None:
 
 def test_model_type(llama: Path) -> None:
     assert build(llama, "llama").family == "llama"
-    with pytest.raises(ValueError, match=r"'gpt9' is not known .model types: llama, mistral, qwen, qwen_2, qwen_3, "):
+    with pytest.raises(
+        ValueError, match=r"'gpt9' is not known; did you mean gpt2\? .model types: llama, mistral, qwen, qwen_2, qwen_3, "
+    ):
         build(llama, "gpt9")
     with pytest.raises(ValueError, match=r"'qwen_2' does not fit .*type 'llama'"):
         build(llama, "qwen_2")
     edit_config(llama, architectures=["NoSuchForCausalLM"])
-    with pytest.raises(ValueError, match=r"architecture 'NoSuchForCausalLM' is not supported .model types: llama"):
+    with pytest.raises(ValueError, match=r"architecture 'NoSuchForCausalLM' is not supported.* .model types: llama"):
         build(llama)
     assert build(llama, "llama").family == "llama"  # the user knows better
     edit_config(llama, architectures=None)

@@ -16,7 +16,7 @@ from maga_transformer.models.llama import Llama
 
 class Gemma(Llama):
     model_type = "gemma"
-    architectures = ("GemmaForCausalLM",)
+    architectures: ClassVar[tuple[str, ...]] = ("GemmaForCausalLM",)
     spellings: ClassVar[Mapping[str, str]] = MappingProxyType({"hidden_act": "hidden_activation"})
     defaults: ClassVar[Mapping[str, Any]] = MappingProxyType(
         {"head_dim": 256, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True}
