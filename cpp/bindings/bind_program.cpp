@@ -79,14 +79,14 @@ struct Describe {
                     py::arg("bias") = o.bias, py::arg("residual") = view(o.residual));
   }
   py::dict operator()(const Rope& o) const {
-    return py::dict(py::arg("x") = view(o.x), py::arg("head_dim") = o.head_dim, py::arg("table") = o.table);
+    return py::dict(py::arg("x") = view(o.x), py::arg("head_dim") = o.head_dim, py::arg("table") = o.table,
+                    py::arg("offset") = o.offset);
   }
   py::dict operator()(const Attention& o) const {
     return py::dict(py::arg("out") = view(o.out), py::arg("q") = view(o.q), py::arg("k") = view(o.k), py::arg("v") = view(o.v),
                     py::arg("layer") = o.layer, py::arg("heads") = o.heads, py::arg("kv_heads") = o.kv_heads,
                     py::arg("head_dim") = o.head_dim, py::arg("scale") = o.scale, py::arg("window") = o.window,
-                    py::arg("open_prompt") = o.open_prompt, py::arg("soft_cap") = o.soft_cap, py::arg("alibi") = o.alibi,
-                    py::arg("sinks") = o.sinks);
+                    py::arg("soft_cap") = o.soft_cap, py::arg("alibi") = o.alibi, py::arg("sinks") = o.sinks);
   }
   py::dict operator()(const Activation& o) const {
     return py::dict(py::arg("out") = view(o.out), py::arg("gate") = view(o.gate), py::arg("up") = view(o.up),
@@ -167,13 +167,15 @@ void bind_ops(py::class_<Program>& program) {
           },
           py::arg("out"), py::arg("in_"), py::kw_only(), py::arg("weight"), py::arg("bias") = kNone, py::arg("residual") = none)
       .def(
-          "rope", [](Program& p, View x, int64_t head_dim, int32_t table) { p.ops.push_back(Rope{x, head_dim, table}); },
-          py::arg("x"), py::kw_only(), py::arg("head_dim"), py::arg("table"))
+          "rope",
+          [](Program& p, View x, int64_t head_dim, int32_t table, int64_t offset) {
+            p.ops.push_back(Rope{x, head_dim, table, offset});
+          },
+          py::arg("x"), py::kw_only(), py::arg("head_dim"), py::arg("table"), py::arg("offset") = 0)
       .def(
           "attention",
           [](Program& p, View out, View q, std::optional<View> k, std::optional<View> v, int32_t layer, int64_t heads,
-             int64_t kv_heads, int64_t head_dim, float scale, int64_t window, int64_t open_prompt, float soft_cap, int32_t alibi,
-             WeightId sinks) {
+             int64_t kv_heads, int64_t head_dim, float scale, int64_t window, float soft_cap, int32_t alibi, WeightId sinks) {
             p.ops.push_back(Attention{.out = out,
                                       .q = q,
                                       .k = k.value_or(View{}),
@@ -184,14 +186,13 @@ void bind_ops(py::class_<Program>& program) {
                                       .head_dim = head_dim,
                                       .scale = scale,
                                       .window = window,
-                                      .open_prompt = open_prompt,
                                       .soft_cap = soft_cap,
                                       .alibi = alibi,
                                       .sinks = sinks});
           },
           py::arg("out"), py::arg("q"), py::arg("k"), py::arg("v"), py::kw_only(), py::arg("layer"), py::arg("heads"),
-          py::arg("kv_heads"), py::arg("head_dim"), py::arg("scale"), py::arg("window") = 0, py::arg("open_prompt") = -1,
-          py::arg("soft_cap") = 0.0f, py::arg("alibi") = kNone, py::arg("sinks") = kNone)
+          py::arg("kv_heads"), py::arg("head_dim"), py::arg("scale"), py::arg("window") = 0, py::arg("soft_cap") = 0.0f,
+          py::arg("alibi") = kNone, py::arg("sinks") = kNone)
       .def(
           "activation",
           [](Program& p, View out, View gate, std::optional<View> up, const std::string& kind) {
@@ -297,6 +298,12 @@ void bind_program(py::module_& m) {
       .def_readwrite("max_positions", &Program::max_positions)
       .def_readwrite("logits", &Program::logits)
       .def(
+          "set_context",
+          [](Program& p, int32_t end, std::vector<int32_t> held, bool whole) { p.context = {whole, end, std::move(held)}; },
+          py::arg("end") = kNone, py::arg("held") = std::vector<int32_t>{}, py::arg("whole") = false)
+      .def_property_readonly("context",
+                             [](const Program& p) { return py::make_tuple(p.context.end, p.context.held, p.context.whole); })
+      .def(
           "value",
           [](Program& p, const std::string& name, int64_t width, const std::string& rows) {
             return add_value(p, name, width, parse<Rows>("rows", rows, kRows));
@@ -322,11 +329,12 @@ void bind_program(py::module_& m) {
       .def(
           "rope_table",
           [](Program& p, int64_t rotary_dim, std::vector<float> inv_freq, bool interleaved, float multiplier, float theta,
-             float dynamic_factor, bool stepped, std::vector<float> long_inv_freq, int64_t max_positions) {
+             bool by_block, float dynamic_factor, bool stepped, std::vector<float> long_inv_freq, int64_t max_positions) {
             p.rope_tables.push_back({.rotary_dim = rotary_dim,
                                      .interleaved = interleaved,
                                      .inv_freq = std::move(inv_freq),
                                      .multiplier = multiplier,
+                                     .by_block = by_block,
                                      .theta = theta,
                                      .dynamic_factor = dynamic_factor,
                                      .stepped = stepped,
@@ -335,7 +343,7 @@ void bind_program(py::module_& m) {
             return static_cast<int32_t>(p.rope_tables.size() - 1);
           },
           py::arg("rotary_dim"), py::arg("inv_freq"), py::kw_only(), py::arg("interleaved") = false, py::arg("multiplier") = 1.0f,
-          py::arg("theta") = 0.0f, py::arg("dynamic_factor") = 0.0f, py::arg("stepped") = false,
+          py::arg("theta") = 0.0f, py::arg("by_block") = false, py::arg("dynamic_factor") = 0.0f, py::arg("stepped") = false,
           py::arg("long_inv_freq") = std::vector<float>(), py::arg("max_positions") = 0)
       .def(
           "alibi_slopes",

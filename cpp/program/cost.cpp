@@ -106,7 +106,7 @@ class Costing {
   };
   // Layers that see alike are worked out once.
   const Seen& seen_by(const Attention& op) {
-    const bool open = op.open_prompt >= 0;
+    const bool open = p_.context.whole;
     for (const Seen& seen : seen_)
       if (seen.window == op.window && seen.open == open) return seen;
     Seen seen{.window = op.window, .open = open};

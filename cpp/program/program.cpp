@@ -153,7 +153,8 @@ class Validation {
     rows(op.x, Rows::tokens);
     require(op.head_dim > 0 && op.x.width % op.head_dim == 0, "a head_dim of ", op.head_dim, " does not divide ", op.x.width,
             " columns");
-    rope(op.table, op.head_dim);
+    require(op.offset >= 0 && op.offset < op.head_dim, "offset is ", op.offset, " of a head_dim of ", op.head_dim);
+    rope(op.table, op.head_dim - op.offset);
   }
 
   void check(const Attention& op) {
@@ -171,8 +172,6 @@ class Validation {
     require(layer_writer_[op.layer] != kNone, "layer ", op.layer, " is read before any op writes its keys and values");
     require(std::isfinite(op.scale), "scale is ", op.scale);
     require(op.window >= 0, "window is ", op.window);
-    require(op.open_prompt >= -1 && (op.open_prompt < 0 || op.window == 0), "open_prompt is ", op.open_prompt, ", window ",
-            op.window);
     require(op.soft_cap >= 0 && std::isfinite(op.soft_cap), "soft_cap is ", op.soft_cap);
     if (op.alibi != kNone) {
       require(op.alibi >= 0 && op.alibi < static_cast<int64_t>(p_.alibi_slopes.size()), "alibi names table ", op.alibi, " of ",
@@ -280,10 +279,9 @@ class Validation {
     layer_writer_[layer] = index_;
   }
 
-  void rope(int32_t table, int64_t head_dim) const {
+  void rope(int32_t table, int64_t room) const {
     require(table >= 0 && table < static_cast<int64_t>(p_.rope_tables.size()), "rope table ", table, " of ", p_.rope_tables.size());
-    require(p_.rope_tables[table].rotary_dim <= head_dim, "rotary_dim ", p_.rope_tables[table].rotary_dim, " is above head_dim ",
-            head_dim);
+    require(p_.rope_tables[table].rotary_dim <= room, "rotary_dim ", p_.rope_tables[table].rotary_dim, " is above head_dim ", room);
   }
 
   void matrix(std::string_view role, WeightId id, int64_t out, int64_t in) const { weight(role, id, {out, in}); }
@@ -420,9 +418,8 @@ int64_t Program::long_from() const {
 
 bool Program::whole_prompts() const {
   return std::any_of(ops.begin(), ops.end(), [](const Op& op) {
-    const auto* attention = std::get_if<Attention>(&op);
     const auto* pool = std::get_if<Pool>(&op);
-    return (attention && attention->open_prompt >= 0) || (pool && pool->kind != PoolKind::last);
+    return pool && pool->kind != PoolKind::last;
   });
 }
 

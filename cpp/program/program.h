@@ -31,6 +31,7 @@ struct RopeTable {
   bool interleaved = false;     // pairs (2j, 2j+1) instead of (j, j + rotary_dim / 2)
   std::vector<float> inv_freq;  // (rotary_dim / 2)
   float multiplier = 1;         // on cos and sin (yarn)
+  bool by_block = false;        // turns by Step::block_positions, not by positions
   // What changes for lengths above `max_positions`: nothing, or one of these three.
   // The base `theta` grows with the length by dynamic_factor (dynamic NTK; 0: it does not).
   float theta = 0, dynamic_factor = 0;
@@ -48,6 +49,15 @@ struct CacheLayer {
   int64_t kv_heads = 0, head_dim = 0, v_dim = 0;
 };
 
+// Prompts with a first part that is read in both directions: all of an encoder's, or a part (ChatGLM-6B). The positions of its
+// tokens count, and their block positions are 0; those behind it have the position of the token that `held` names, and block
+// positions from 1 on.
+struct ContextRule {
+  bool whole = false;         // the part is all of the prompt
+  int32_t end = kNone;        // the part ends before the first token of this id; kNone: there is no such part
+  std::vector<int32_t> held;  // the first of these ids that the prompt has
+};
+
 struct Program {
   std::string family;
   int64_t vocab = 0;
@@ -58,6 +68,7 @@ struct Program {
   std::vector<std::vector<float>> alibi_slopes;  // (tables) (heads)
   std::vector<std::vector<float>> corrections;   // (tables) (experts), see Routing; small differences count, so they stay fp32
   std::vector<CacheLayer> cache_layers;
+  ContextRule context;
   std::vector<Op> ops;
   std::vector<ValueId> inputs;   // written from outside before a run (op tests, embeddings)
   std::vector<ValueId> outputs;  // kept readable after a run, besides `logits`
@@ -74,7 +85,7 @@ struct Program {
   // Positions that the tables of learned positions have rows for; 0: there are no such tables.
   int64_t table_positions() const;
 
-  // Whether one step must bring all of a prompt: its tokens see those behind them, or are pooled.
+  // Whether one step must bring all of a prompt: they are pooled.
   bool whole_prompts() const;
   // Columns of `logits`; 0 without.
   int64_t logits_width() const { return logits == kNone ? 0 : values[logits].width; }

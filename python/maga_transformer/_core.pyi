@@ -29,6 +29,9 @@ class Program:
     @property
     def logits_width(self) -> int: ...
     def __init__(self) -> None: ...
+    def set_context(self, end: int = -1, held: Sequence[int] = (), whole: bool = False) -> None: ...
+    @property
+    def context(self) -> tuple[int, list[int], bool]: ...
     def value(self, name: str, width: int, rows: str = "tokens") -> View: ...
     def input(self, name: str, width: int) -> View: ...
     def output(self, view: View) -> None: ...
@@ -41,6 +44,7 @@ class Program:
         interleaved: bool = False,
         multiplier: float = 1.0,
         theta: float = 0.0,
+        by_block: bool = False,
         dynamic_factor: float = 0.0,
         stepped: bool = False,
         long_inv_freq: Sequence[float] = (),
@@ -57,7 +61,7 @@ class Program:
         self, out: View, in_: View, *, weight: int, bias: int = -1, kind: str, eps: float, group: int, weight_offset: float = 0.0
     ) -> None: ...
     def linear(self, out: View, in_: View, *, weight: int, bias: int = -1, residual: View | None = None) -> None: ...
-    def rope(self, x: View, *, head_dim: int, table: int) -> None: ...
+    def rope(self, x: View, *, head_dim: int, table: int, offset: int = 0) -> None: ...
     def attention(
         self,
         out: View,
@@ -71,7 +75,6 @@ class Program:
         head_dim: int,
         scale: float,
         window: int = 0,
-        open_prompt: int = -1,
         soft_cap: float = 0.0,
         alibi: int = -1,
         sinks: int = -1,
@@ -256,6 +259,9 @@ class Executable:
         pages: Sequence[int],
         logit_rows: Sequence[int],
         prompt_length: Sequence[int] | None = None,
+        tree: Sequence[int] = (),
+        context: Sequence[int] = (),
+        block_positions: Sequence[int] = (),
     ) -> None:
         """Queues a step on an asynchronous device; an id of -1 - i is what draw i of the step enqueued before chooses."""
     def collect(self) -> list[tuple[int, bool]]:
@@ -275,6 +281,9 @@ class Executable:
         pages: Sequence[int],
         logit_rows: Sequence[int],
         prompt_length: Sequence[int] | None = None,
+        tree: Sequence[int] = (),
+        context: Sequence[int] = (),
+        block_positions: Sequence[int] = (),
     ) -> None: ...
     def logits(self) -> np.ndarray: ...
     def copy_page(self, source: int, target: int) -> None: ...

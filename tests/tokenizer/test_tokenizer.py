@@ -305,7 +305,7 @@ def test_damaged_folders(tmp_path: Path) -> None:
             load_tokenizer(str(tmp_path), open_checkpoint(str(tmp_path)))
         (tmp_path / name).write_text(kept)
     (tmp_path / "tokenizer.json").rename(tmp_path / "tokenizer.model")
-    with pytest.raises(FileNotFoundError, match=r"tokenizer\.json: no tokenizer here; tokenizer\.model is there"):
+    with pytest.raises(ValueError, match=r"tokenizer\.model: no SentencePiece model"):
         load_tokenizer(str(tmp_path), open_checkpoint(str(tmp_path)))
 
 

@@ -14,7 +14,7 @@ int64_t attention_scratch_floats(int64_t group, int64_t head_dim, int64_t v_dim)
 
 // What the work list depends on besides the step; ops of equal form share a plan.
 struct AttentionForm {
-  int64_t kv_heads, group, head_dim, v_dim, window, open_prompt;
+  int64_t kv_heads, group, head_dim, v_dim, window;
   bool operator==(const AttentionForm&) const = default;
 };
 
@@ -47,7 +47,6 @@ class AttentionPlan {
   struct RowBlock {
     int64_t sequence, first_token, tokens;
     int64_t first_key;  // K/V index of the first token
-    int64_t open_keys;  // every token sees those below
     int64_t segment_begin, segment_end;
     double cost;      // multiply-adds in one KV head
     int64_t partial;  // of KV head 0, in floats; kNone: not split

@@ -34,10 +34,10 @@ struct AttentionItem {
   int64_t out_stride;
   int64_t tokens;
   int64_t first_key;     // K/V index of the first token
-  int64_t open_keys;     // every token sees the keys below this index
   const int32_t* pages;  // of the sequence
   const uint64_t* tree;  // (tokens) see Step::tree, or null
   int64_t first_new;     // K/V index of the first token that the sequence brings: bit 0 of `tree`
+  int64_t context;       // keys below this index every token sees
   int64_t kv_head;
   int64_t segment_begin, segment_end;
   float* partial;  // null: finish into `out`; else one segment's state goes here, see partial_floats

@@ -242,7 +242,7 @@ void CpuExecutable::run(const Rope& op) {
   const RopeTurns& turns = turns_[op.table];
   const int64_t row_stride = stride(op.x);
   over_rows(op.x, op.x.width, [&](int64_t first, int64_t count, int) {
-    kernels_.rope({.x = at(op.x) + first * row_stride,
+    kernels_.rope({.x = at(op.x) + first * row_stride + op.offset,
                    .stride = row_stride,
                    .rows = count,
                    .heads = op.x.width / op.head_dim,
@@ -423,8 +423,7 @@ AttentionForm CpuExecutable::form_of(const Attention& op) const {
           .group = op.heads / op.kv_heads,
           .head_dim = op.head_dim,
           .v_dim = program_.cache_layers[op.layer].v_dim,
-          .window = op.window,
-          .open_prompt = op.open_prompt};
+          .window = op.window};
 }
 
 }  // namespace maga::cpu

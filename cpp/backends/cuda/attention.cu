@@ -149,7 +149,7 @@ void AttentionPlan::plan(const Queue& queue, const DeviceStep& step, const Step*
     s.tokens = host->tokens();
     own = static_cast<int>(host->sequences());
     const auto tokens = [&](int i) { return host->sequence_start[i + 1] - host->sequence_start[i]; };
-    if (s.fa3 != nullptr && step.tree_mask == nullptr)
+    if (s.fa3 != nullptr && step.tree_mask == nullptr && step.context == nullptr)
       while (own > 0 && tokens(own - 1) >= kFa3Tokens) --own;
     s.fa3_run = own < host->sequences();
     if (s.fa3_run) s.fa3->plan(queue, *host, own);
@@ -157,8 +157,7 @@ void AttentionPlan::plan(const Queue& queue, const DeviceStep& step, const Step*
       if (tokens(i) > 0) (tokens(i) * group <= kFewRows ? s.run_few : s.run_many) = true;
   }
   if (!s.run_few && !s.run_many) return;
-  PlanArgs args{.shape = {group, s.shape.kv_heads, static_cast<int>(s.shape.window), static_cast<int>(s.shape.open_prompt),
-                          step.tree_mask != nullptr},
+  PlanArgs args{.shape = {group, s.shape.kv_heads, static_cast<int>(s.shape.window), step.tree_mask != nullptr},
                 .few = s.few.work,
                 .many = s.many.work,
                 .sequences = own};
@@ -185,8 +184,7 @@ MmaArgs AttentionPlan::State::mma_args(const DeviceStep& step, const AttentionAr
           .tree_mask = step.tree_mask,
           .pages = step.pages,
           .token_count = step.sequence_start + step.sequences,
-          .shape = {shape.heads / shape.kv_heads, shape.kv_heads, static_cast<int>(shape.window),
-                    static_cast<int>(shape.open_prompt), step.tree_mask != nullptr},
+          .shape = {shape.heads / shape.kv_heads, shape.kv_heads, static_cast<int>(shape.window), step.tree_mask != nullptr},
           .work = lane.work,
           .partial_out = partial_out,
           .partial_sums = partial_sums,

@@ -15,7 +15,6 @@ namespace maga::cuda {
 struct AttentionShape {
   int heads = 0, kv_heads = 0, head_dim = 0, v_dim = 0;
   int64_t window = 0;           // 0: all
-  int64_t open_prompt = -1;     // see program/ops.h
   bool special_scores = false;  // some layer has a soft cap, ALiBi or sinks
   bool operator==(const AttentionShape&) const = default;
 };

@@ -127,7 +127,7 @@ void Fa3Plan::launch(const Queue& queue, const DeviceStep& step, const Attention
 
 std::unique_ptr<Fa3Plan> make_fa3_plan(const AttentionShape& shape, DType type, int64_t tokens) {
   // FlashInfer 0.6.6 takes the values of the first block of keys for those of the first block in a window.
-  if (shape.window > 0 || shape.open_prompt >= 0 || shape.head_dim != shape.v_dim) return nullptr;
+  if (shape.window > 0 || shape.head_dim != shape.v_dim) return nullptr;
   int device = 0, major = 0;
   MAGA_CUDA(cudaGetDevice(&device));
   MAGA_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));

@@ -79,7 +79,7 @@ struct MmaRows {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int low = args.shape.window > 0 ? limit[r] - args.shape.window : 0;
-        const int high = tree ? at.sequence.kv_length : max(limit[r], at.sequence.open_keys);
+        const int high = tree ? at.sequence.kv_length : max(limit[r], at.sequence.context);
 #pragma unroll
         for (int j = 0; j < S::kSlice / 8; ++j)
 #pragma unroll

@@ -16,7 +16,7 @@ constexpr int kTreeTokens = 64;  // a tree mask covers sequences that bring at m
 // The part of a sequence in a work list.
 struct WorkSequence {
   int first_token = 0, tokens = 0, kv_length = 0, page_start = 0;
-  int open_keys = 0;  // those below are seen by every row
+  int context = 0;  // keys below this one every token sees
 };
 
 // A place in a work list; `sequence` counts in the list.
@@ -46,8 +46,7 @@ struct WorkList {
 struct WorkShape {
   int group = 0;  // query heads that share a K/V head
   int kv_heads = 0;
-  int window = 0;  // 0: all
-  int open_prompt = -1;
+  int window = 0;     // 0: all
   bool tree = false;  // the step has a tree mask
 };
 
@@ -68,8 +67,8 @@ __device__ inline TileKeys tile_keys(const WorkSequence& s, const WorkShape& sha
   const bool tree = shape.tree && s.tokens <= kTreeTokens;
   TileKeys keys;
   keys.low = shape.window > 0 ? max(0, before + first + 1 - shape.window) : 0;
-  keys.high = tree ? s.kv_length : max(before + last + 1, s.open_keys);
-  keys.first_limit = tree ? before : max(before + first + 1, s.open_keys);
+  keys.high = tree ? s.kv_length : max(before + last + 1, s.context);
+  keys.first_limit = tree ? before : max(before + first + 1, s.context);
   return keys;
 }
 

@@ -207,7 +207,6 @@ AttentionPlan& CudaExecutable::plan_of(const Attention& op) {
                              .head_dim = static_cast<int>(op.head_dim),
                              .v_dim = static_cast<int>(layer.v_dim),
                              .window = op.window,
-                             .open_prompt = op.open_prompt,
                              .special_scores = op.soft_cap > 0 || op.alibi != kNone || op.sinks != kNone};
   for (const auto& plan : plans_)
     if (plan->shape() == shape) return *plan;
@@ -244,7 +243,9 @@ void CudaExecutable::warm_up(int64_t budget) {
        .page_start = page_starts,
        .pages = pages,
        .logit_rows = rows,
-       .tree = {}});
+       .tree = {},
+       .context = {},
+       .block_positions = std::span(positions).first(tokens)});
 }
 
 int64_t CudaExecutable::pages_that_fit() const {

@@ -26,6 +26,7 @@ class Bert(Family):
         self._prefix = next((p for p in self._prefixes if b.has(f"{p}embeddings.word_embeddings.weight")), self._prefixes[0])
         self.embedding = f"{self._prefix}embeddings.word_embeddings.weight"
         b.program.max_positions = self.positions()
+        b.program.set_context(whole=True)
         x = self.embed(b, self.config.integer("vocab_size"))
         for i in range(self.layers):
             x = self.layer(b, x, i)
@@ -50,7 +51,7 @@ class Bert(Family):
         module = f"{self._prefix}encoder.layer.{i}"
         names = [f"{module}.attention.self.{name}" for name in ("query", "key", "value")]
         q, k, v = b.linears(x, names, widths=self.heads.widths(), bias=True)
-        attended = b.linear(b.attention(q, k, v, self.heads, open_prompt=0), f"{module}.attention.output.dense", bias=True)
+        attended = b.linear(b.attention(q, k, v, self.heads), f"{module}.attention.output.dense", bias=True)
         x = b.norm(b.add(x, attended), f"{module}.attention.output.LayerNorm", self.norm)
         h = b.mlp(x, f"{module}.intermediate.dense", f"{module}.output.dense", self.activation, width=self.intermediate, bias=True)
         return b.norm(b.add(x, h), f"{module}.output.LayerNorm", self.norm)

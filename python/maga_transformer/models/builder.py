@@ -175,8 +175,8 @@ class Builder:
         """(tokens, heads * head_dim), and keys and values (tokens, kv_heads * head_dim)."""
         return self.linears(x, [f"{module}.{name}_proj" for name in "qkv"], widths=heads.widths(), bias=bias)
 
-    def rope(self, views: Sequence[View], rope: Rope, head_dim: int) -> None:
-        """Rotates in place."""
+    def rope(self, views: Sequence[View], rope: Rope, head_dim: int, *, offset: int = 0) -> None:
+        """Rotates in place, from column `offset` of each head on."""
         if id(rope) not in self._rope_tables:
             self._rope_tables[id(rope)] = self.program.rope_table(
                 rope.rotary_dim,
@@ -184,13 +184,14 @@ class Builder:
                 interleaved=rope.interleaved,
                 multiplier=rope.multiplier,
                 theta=rope.theta,
+                by_block=rope.by_block,
                 dynamic_factor=rope.dynamic_factor,
                 stepped=rope.stepped,
                 long_inv_freq=rope.long_inv_freq,
                 max_positions=rope.max_positions,
             )
         for view in views:
-            self.program.rope(view, head_dim=head_dim, table=self._rope_tables[id(rope)])
+            self.program.rope(view, head_dim=head_dim, table=self._rope_tables[id(rope)], offset=offset)
 
     def attention(
         self,
@@ -203,13 +204,11 @@ class Builder:
         scale: float | None = None,
         soft_cap: float = 0.0,
         alibi: Sequence[float] | None = None,
-        open_prompt: int = -1,
         sinks: str | None = None,
     ) -> View:
         """Causal attention over pages of its own; `window` counts the keys that a query sees, 0 is all of them. `scale` None is
         head_dim**-0.5; scores stay below `soft_cap`, 0 is none; `alibi` are slopes, one a head, of what a score loses per token of
-        distance; `sinks` a tensor with a score a head that takes part in the softmax and has no value. With `open_prompt` from 0
-        on, tokens see the whole prompt but for its last so many tokens, and what is before."""
+        distance; `sinks` a tensor with a score a head that takes part in the softmax and has no value."""
         out = self._value(f"attention.{self._layers}", q.width)
         self.program.attention(
             out,
@@ -224,7 +223,6 @@ class Builder:
             window=window,
             soft_cap=soft_cap,
             alibi=-1 if alibi is None else self._alibi_table(tuple(alibi)),
-            open_prompt=open_prompt,
             sinks=-1 if sinks is None else self._vector(sinks, heads.heads),
         )
         self._layers += 1

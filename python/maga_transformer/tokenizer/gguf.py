@@ -8,11 +8,9 @@ from tokenizers.models import BPE
 
 from maga_transformer.tokenizer.bytelevel import in_alphabet, spelled
 from maga_transformer.tokenizer.pretokenizers import PRE_TOKENIZATIONS
+from maga_transformer.tokenizer.sentencepiece import BLANK, CONTROL, UNKNOWN, USER_DEFINED, merges_from_scores
 
 log = logging.getLogger(__name__)
-
-_CONTROL, _USER_DEFINED, _UNKNOWN_TYPE = 3, 4, 2
-_BLANK = "▁"
 
 
 class GgufVocabulary:
@@ -68,8 +66,8 @@ def build_tokenizer(vocabulary: GgufVocabulary) -> Tokenizer:
         tokenizer, add_bos = _sentencepiece(v), True
     else:
         raise ValueError(f"{v.path}: tokenizer.ggml.model {v.model!r} is not supported (supported: gpt2, llama)")
-    special = [token for token, kind in zip(v.tokens, v.types, strict=True) if kind in (_CONTROL, _UNKNOWN_TYPE) and token]
-    plain = [token for token, kind in zip(v.tokens, v.types, strict=True) if kind == _USER_DEFINED and token]
+    special = [token for token, kind in zip(v.tokens, v.types, strict=True) if kind in (CONTROL, UNKNOWN) and token]
+    plain = [token for token, kind in zip(v.tokens, v.types, strict=True) if kind == USER_DEFINED and token]
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
     tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in plain])
     bos = v.id_of("bos") if v.flag("add_bos_token", add_bos) else None
@@ -114,7 +112,7 @@ def _byte_level(v: GgufVocabulary) -> tuple[Tokenizer, bool]:
 
 def _spelled(token: str, token_type: int) -> str:
     """Ordinary tokens are written in the byte alphabet; some converters left raw text."""
-    if token_type in (_CONTROL, _USER_DEFINED) or in_alphabet(token):
+    if token_type in (CONTROL, USER_DEFINED) or in_alphabet(token):
         return token
     return spelled(token.encode("utf-8"))
 
@@ -128,28 +126,15 @@ def _sentencepiece(v: GgufVocabulary) -> Tokenizer:
     tokenizer = Tokenizer(
         BPE(
             vocab=vocab,
-            merges=_merges_from_scores(v, vocab),
+            merges=merges_from_scores(v.tokens, v.scores, v.types, vocab),
             unk_token=None if unknown is None else v.tokens[unknown],
             fuse_unk=True,
             byte_fallback=True,
         )
     )
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(_BLANK, "first" if prefix else "never", split=False)
-    steps: list[decoders.Decoder] = [decoders.Replace(_BLANK, " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(BLANK, "first" if prefix else "never", split=False)
+    steps: list[decoders.Decoder] = [decoders.Replace(BLANK, " "), decoders.ByteFallback(), decoders.Fuse()]
     if prefix:
         steps.append(decoders.Strip(" ", 1, 0))
     tokenizer.decoder = decoders.Sequence(steps)
     return tokenizer
-
-
-def _merges_from_scores(v: GgufVocabulary, vocab: dict[str, int]) -> list[tuple[str, str]]:
-    """SentencePiece joins the pair whose result scores best; so every split of a token into two tokens is a merge, best first."""
-    ranked: list[tuple[float, int, int, str, str]] = []
-    for token, score, kind in zip(v.tokens, v.scores, v.types, strict=True):
-        if kind in (_CONTROL, _UNKNOWN_TYPE, _USER_DEFINED):
-            continue
-        splits = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
-        known = [(vocab[left], vocab[right], left, right) for left, right in splits if left in vocab and right in vocab]
-        ranked.extend((-score, left_id, right_id, left, right) for left_id, right_id, left, right in known)
-    ranked.sort()
-    return [(left, right) for _, _, _, left, right in ranked]

@@ -1,4 +1,4 @@
-"""Finds a model's tokenizer: tokenizer.json and the files beside it, or the metadata of a GGUF file."""
+"""Finds a model's tokenizer: tokenizer.json and the files beside it, an older file in its place, or the metadata of a GGUF file."""
 
 import logging
 import os
@@ -12,6 +12,7 @@ from maga_transformer.checkpoint import Checkpoint, DummyCheckpoint, GgufCheckpo
 from maga_transformer.checkpoint.files import read_json_object
 from maga_transformer.checkpoint.gguf_file import GgufFile
 from maga_transformer.tokenizer.byte_ids import byte_id_tokenizer
+from maga_transformer.tokenizer.files import tokenizer_from_files
 from maga_transformer.tokenizer.gguf import GgufVocabulary, build_tokenizer, surround
 from maga_transformer.tokenizer.tokenizer import SpecialTokens, Tokenizer
 
@@ -45,23 +46,32 @@ def load_tokenizer(path: str | None, checkpoint: Checkpoint) -> Tokenizer:
 
 def _from_folder(folder: Path, model_config: dict[str, Any], vocab_size: int | None) -> Tokenizer:
     file = folder / "tokenizer.json"
-    if not file.is_file():
-        old = next((name for name in ("tokenizer.model", "qwen.tiktoken", "vocab.json") if (folder / name).is_file()), None)
-        hint = f"; {old} is there, load and save the tokenizer with transformers to convert it" if old else ""
-        raise FileNotFoundError(f"{file}: no tokenizer here{hint}")
-    try:
-        tokenizer = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises Exception itself
-        raise ValueError(f"{file}: {error}") from None
     config = _optional_object(folder / "tokenizer_config.json")
+    generation = _optional_object(folder / "generation_config.json")
+    turn_ends: tuple[str, ...] = ()
+    if file.is_file():
+        try:
+            tokenizer = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises Exception itself
+            raise ValueError(f"{file}: {error}") from None
+    else:
+        built = tokenizer_from_files(folder, config, model_config, generation)
+        if built is None:
+            raise FileNotFoundError(f"{file}: no tokenizer here")
+        tokenizer, turn_ends = built.tokenizer, built.turn_ends
+        config = {**built.settings, **{key: value for key, value in config.items() if value is not None}}
     _add_tokens(tokenizer, config.get("added_tokens_decoder"), str(folder / "tokenizer_config.json"))
     texts = {f"{role}_token": text for role in _ROLES if (text := _token_text(config.get(f"{role}_token"))) is not None}
     ids = {role: tokenizer.token_to_id(texts[f"{role}_token"]) for role in _ROLES if f"{role}_token" in texts}
     if "add_bos_token" in config or "add_eos_token" in config:  # they overrule tokenizer.json
         asked = {role: ids.get(role) if config.get(f"add_{role}_token") is True else None for role in ("bos", "eos")}
         surround(tokenizer, asked["bos"], asked["eos"])
-    generation = _optional_object(folder / "generation_config.json")
-    eos = {ids.get("eos"), *_id_list(model_config.get("eos_token_id")), *_id_list(generation.get("eos_token_id"))}
+    eos = {
+        ids.get("eos"),
+        *map(tokenizer.token_to_id, turn_ends),
+        *_id_list(model_config.get("eos_token_id")),
+        *_id_list(generation.get("eos_token_id")),
+    }
     special = SpecialTokens(
         bos_id=ids.get("bos"),
         eos_ids=frozenset(token for token in eos if token is not None),
