@@ -5,6 +5,8 @@ from pathlib import Path
 from maga_transformer.checkpoint.dummy import DummyCheckpoint
 from maga_transformer.checkpoint.gguf import GgufCheckpoint
 from maga_transformer.checkpoint.interface import Checkpoint
+from maga_transformer.checkpoint.megatron import open_megatron
+from maga_transformer.checkpoint.megatron_files import find_megatron
 from maga_transformer.checkpoint.meta import is_meta_folder, open_meta
 from maga_transformer.checkpoint.safetensors import SafetensorsCheckpoint
 from maga_transformer.checkpoint.source import Source, stored_bytes
@@ -51,6 +53,9 @@ def open_checkpoint(path: str, load_format: str = "auto") -> Checkpoint:
         raise ValueError(f"{path}: holds {len(gguf)} GGUF models, give one of them: {', '.join(file.name for file in gguf)}")
     if (place / INDEX).exists() or torch_files(str(place)):
         return TorchCheckpoint(str(place))
+    megatron = find_megatron(place)
+    if megatron is not None:
+        return open_megatron(str(place), megatron)
     raise FileNotFoundError(f"{path}: no weights here (looked for *.safetensors, *.gguf, *.bin, *.pth, *.pt and mp_rank_* folders)")
 
 
