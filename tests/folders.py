@@ -35,6 +35,12 @@ MODELS = {
     "gemma3": "Gemma3",
     "glm": "Glm",
     "glm4": "Glm4",
+    "gemma2": "Gemma2",
+    "gpt2": "GPT2",
+    "gpt_bigcode": "GPTBigCode",
+    "nemotron": "Nemotron",
+    "olmo": "Olmo",
+    "opt": "OPT",
 }
 TINY = {
     "vocab_size": 96,
@@ -50,7 +56,8 @@ TINY = {
 
 def class_names(kind: str) -> tuple[str, str]:
     name = MODELS[kind]
-    return ("Gemma3TextConfig" if kind == "gemma3" else f"{name}Config"), f"{name}ForCausalLM"
+    model = "GPT2LMHeadModel" if kind == "gpt2" else f"{name}ForCausalLM"
+    return ("Gemma3TextConfig" if kind == "gemma3" else f"{name}Config"), model
 
 
 def tiny_model(kind: str, folder: Path, *, seed: int = 0, **settings: Any) -> torch.nn.Module:

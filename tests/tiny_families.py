@@ -1,13 +1,14 @@
 """Tiny random models of the families beside Llama, Mistral and Qwen2/3, and the logits that they must give: transformers' own; for
 those that it does not have, a model of the same arithmetic under other names, or a definition written here."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import torch
-from folders import TINY, edit_config, tiny_model
+from folders import TINY, edit_config, tiny_model, write_folder
 from safetensors.torch import load_file, save_file
 
 LENGTH = 60
@@ -21,6 +22,7 @@ LONGROPE = {
     "short_factor": [1.0, 1.1, 1.2, 1.5, 2.0, 2.5],
     "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
 }
+GEMMA2 = {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 20}
 GEMMA3_ROPE = {
     "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e5},
     "sliding_attention": {"rope_type": "default", "rope_theta": 5e3},
@@ -30,6 +32,26 @@ NATIVE = {
     "phi3-window": ("phi3", {"pad_token_id": 0, "sliding_window": 9, "num_key_value_heads": 4}),
     "phi3-partial": ("phi3", {"pad_token_id": 0, "head_dim": 16, "partial_rotary_factor": 0.5, "tie_word_embeddings": True}),
     "phi3-longrope": ("phi3", {"pad_token_id": 0, "original_max_position_embeddings": 64, "rope_parameters": LONGROPE}),
+    "phi3-longrope-beyond": ("phi3", {"pad_token_id": 0, "original_max_position_embeddings": 32, "rope_parameters": LONGROPE}),
+    "gemma2": ("gemma2", {**GEMMA2, "attn_logit_softcapping": 1.5, "final_logit_softcapping": 1.0}),
+    "gemma2-no-caps": ("gemma2", {**GEMMA2, "attn_logit_softcapping": None, "final_logit_softcapping": None}),
+    "gemma3-cap": ("gemma3", {"head_dim": 16, "final_logit_softcapping": 1.0}),
+    "gpt2": ("gpt2", {}),
+    "gpt2-untied": ("gpt2", {"tie_word_embeddings": False, "n_inner": 96, "scale_attn_by_inverse_layer_idx": True}),
+    "gpt2-unscaled": ("gpt2", {"scale_attn_weights": False, "activation_function": "relu", "hidden_size": 40}),
+    "gpt-bigcode": ("gpt_bigcode", {}),
+    "gpt-bigcode-all-heads": ("gpt_bigcode", {"multi_query": False, "n_inner": 80}),
+    "opt": ("opt", {"ffn_dim": 80}),
+    "opt-350m": ("opt", {"ffn_dim": 96, "do_layer_norm_before": False, "word_embed_proj_dim": 32}),
+    "opt-bare": ("opt", {"ffn_dim": 80, "enable_bias": False, "layer_norm_elementwise_affine": False}),
+    "olmo": ("olmo", {}),
+    "olmo-clip": ("olmo", {"clip_qkv": 0.6, "attention_bias": True, "num_key_value_heads": 4}),
+    "nemotron": ("nemotron", {}),
+    "nemotron-bias": ("nemotron", {"mlp_bias": True, "attention_bias": True, "head_dim": 16, "partial_rotary_factor": 0.25}),
+    "cohere-qk-norm": ("cohere", {"use_qk_norm": True, "hidden_size": 64}),
+    "stablelm-qk-norm": ("stablelm", {"qk_layernorm": True, "hidden_size": 64}),
+    "stablelm-qk-norm-one-key": ("stablelm", {"qk_layernorm": True, "num_key_value_heads": 1, "partial_rotary_factor": 0.5}),
+    "mpt-clip": ("mpt", {"attn_config": {"clip_qkv": 0.5}}),
     "gemma": ("gemma", {"head_dim": 20}),
     "gemma-legacy-gelu": ("gemma", {"head_dim": 16, "hidden_act": "gelu", "num_key_value_heads": 1}),
     "glm": ("glm", {"head_dim": 16, "pad_token_id": 0}),
@@ -186,6 +208,21 @@ def qwen(folder: Path) -> np.ndarray:
     return logits_of(model)
 
 
+def qwen_beyond(folder: Path) -> np.ndarray:
+    """Beyond seq_length: by the published formulas, a prompt of 60 tokens on a seq_length of 24 has its base times 7^(d / (d - 2)),
+    and query p is multiplied by log(p + 1) to the base of 24."""
+    qwen(folder)
+    edit_config(folder, seq_length=24)
+    theta = json.loads((folder / "config.json").read_text())["rotary_emb_base"] * 7 ** (12 / 10)
+    model = tiny_model(
+        "qwen2", folder / "twin", num_key_value_heads=4, rope_parameters={"rope_type": "default", "rope_theta": theta}
+    )
+    factors = torch.arange(1, LENGTH + 1).log().div(np.log(24)).clamp(min=1)[:, None]
+    for layer in model.model.layers:
+        layer.self_attn.q_proj.register_forward_hook(lambda module, inputs, output: output * factors)
+    return logits_of(model)
+
+
 CHATGLM_NAMES = {
     "lm_head": "transformer.output_layer",
     "model.embed_tokens": "transformer.embedding.word_embeddings",
@@ -263,11 +300,69 @@ def mpt_scaled(folder: Path, logit_scale: object, factor: float) -> np.ndarray:
     return expected * factor
 
 
-def bloom_bare(folder: Path) -> np.ndarray:
-    """As the published files are: without the prefix."""
-    model = tiny_model("bloom", folder)
-    relay(folder, lambda tensors: renamed(tensors, {"transformer.": ""}))
+def bare(kind: str, prefix: str, folder: Path, **settings: object) -> np.ndarray:
+    """As some published files are: without a prefix."""
+    model = tiny_model(kind, folder, **settings)
+    relay(folder, lambda tensors: renamed(tensors, {prefix: ""}))
     return logits_of(model)
+
+
+class PlainMpt(torch.nn.Module):
+    """Written from the published facts, for what transformers' class does not have: grouped and single keys, norms of q and k,
+    biases, and learned positions in place of ALiBi."""
+
+    def __init__(self, tensors: Tensors, heads: int, kv_heads: int) -> None:
+        super().__init__()
+        self.tensors, self.heads, self.kv_heads = tensors, heads, kv_heads
+
+    def linear(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        return torch.nn.functional.linear(x, self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"))
+
+    def norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        return torch.nn.functional.layer_norm(x, x.shape[-1:], self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"))
+
+    def forward(self, ids: torch.Tensor) -> SimpleNamespace:
+        length = ids.shape[1]
+        x = self.tensors["transformer.wte.weight"][ids[0]] + self.tensors["transformer.wpe.weight"][:length]
+        head_dim = x.shape[1] // self.heads
+        for i in range(TINY["num_hidden_layers"]):
+            block = f"transformer.blocks.{i}"
+            widths = [x.shape[1], self.kv_heads * head_dim, self.kv_heads * head_dim]
+            q, k, v = self.linear(self.norm(x, f"{block}.norm_1"), f"{block}.attn.Wqkv").clamp(-1, 1).split(widths, 1)
+            if f"{block}.attn.q_ln.weight" in self.tensors:
+                q, k = self.norm(q, f"{block}.attn.q_ln"), self.norm(k, f"{block}.attn.k_ln")
+            q, k, v = (part.view(length, -1, head_dim).transpose(0, 1) for part in (q, k, v))
+            k, v = (part.repeat_interleave(self.heads // self.kv_heads, 0) for part in (k, v))
+            attended = torch.nn.functional.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True)[0]
+            x = x + self.linear(attended.transpose(0, 1).reshape(length, -1), f"{block}.attn.out_proj")
+            hidden = torch.nn.functional.gelu(self.linear(self.norm(x, f"{block}.norm_2"), f"{block}.ffn.up_proj"))
+            x = x + self.linear(hidden, f"{block}.ffn.down_proj")
+        return SimpleNamespace(logits=self.linear(self.norm(x, "transformer.norm_f"), "transformer.wte")[None])
+
+
+def plain_mpt(folder: Path, kv_heads: int, *, qk_norm: bool, bias: bool) -> np.ndarray:
+    hidden, heads, random = TINY["hidden_size"], TINY["num_attention_heads"], torch.Generator().manual_seed(0)
+    kv = hidden // heads * kv_heads
+    shapes: dict[str, tuple[int, ...]] = {"wte": (TINY["vocab_size"], hidden), "wpe": (64, hidden), "norm_f": (hidden,)}
+    for i in range(TINY["num_hidden_layers"]):
+        qkv = {"attn.Wqkv": (hidden + 2 * kv, hidden), "attn.out_proj": (hidden, hidden)}
+        mlp = {"ffn.up_proj": (4 * hidden, hidden), "ffn.down_proj": (hidden, 4 * hidden)}
+        norms = {"norm_1": (hidden,), "norm_2": (hidden,), **({"attn.q_ln": (hidden,), "attn.k_ln": (kv,)} if qk_norm else {})}
+        shapes |= {f"blocks.{i}.{name}": shape for name, shape in {**qkv, **mlp, **norms}.items()}
+    tensors = {
+        f"transformer.{name}.weight": torch.randn(shape, generator=random) * shape[-1] ** -0.5 for name, shape in shapes.items()
+    }
+    if bias:
+        for name, shape in shapes.items():
+            if name not in ("wte", "wpe"):
+                tensors[f"transformer.{name}.bias"] = torch.randn(shape[0], generator=random) * 0.3
+    kind = {1: "multiquery_attention", 4: "multihead_attention"}.get(kv_heads, "grouped_query_attention")
+    attention = {"alibi": False, "attn_type": kind, "kv_n_heads": kv_heads, "qk_ln": qk_norm, "clip_qkv": 1.0}
+    sizes = {"d_model": hidden, "n_layers": TINY["num_hidden_layers"], "n_heads": heads, "vocab_size": TINY["vocab_size"]}
+    flags = {"no_bias": not bias, "max_seq_len": 64, "attn_config": attention}
+    config = {"architectures": ["MPTForCausalLM"], "model_type": "mpt", **sizes, **flags}
+    write_folder(folder, config, {name: tensor.numpy() for name, tensor in tensors.items()})
+    return logits_of(PlainMpt(tensors, heads, kv_heads))
 
 
 class Baichuan13B(torch.nn.Module):
@@ -309,7 +404,13 @@ RELAID = {
     "chatglm-no-groups": lambda folder: chatglm(folder, kv_heads=4),
     "baichuan-13b": baichuan_13b,
     "qwen": qwen,
-    "bloom-bare": bloom_bare,
+    "qwen-beyond": qwen_beyond,
+    "bloom-bare": lambda folder: bare("bloom", "transformer.", folder),
+    "gpt2-bare": lambda folder: bare("gpt2", "transformer.", folder),
+    "opt-bare-names": lambda folder: bare("opt", "model.", folder, ffn_dim=80),
+    "mpt-grouped": lambda folder: plain_mpt(folder, 2, qk_norm=True, bias=False),
+    "mpt-one-key": lambda folder: plain_mpt(folder, 1, qk_norm=False, bias=True),
+    "mpt-all-heads": lambda folder: plain_mpt(folder, 4, qk_norm=True, bias=True),
     "yi": yi,
     "aquila": aquila,
     "xverse": xverse,

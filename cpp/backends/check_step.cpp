@@ -2,7 +2,7 @@
 
 namespace maga {
 
-void check_step(const Step& s, const Limits& limits, bool keeps_kv, int64_t vocab, int64_t earlier_draws) {
+void check_step(const Step& s, const Limits& limits, const StepBounds& bounds, int64_t earlier_draws) {
   const int64_t tokens = s.tokens(), sequences = s.sequences();
   const auto size = [](const auto& span) { return static_cast<int64_t>(span.size()); };
   MAGA_CHECK(tokens <= limits.tokens, tokens, " tokens, limit ", limits.tokens);
@@ -17,13 +17,15 @@ void check_step(const Step& s, const Limits& limits, bool keeps_kv, int64_t voca
   for (int64_t i = 0; i < sequences; ++i) {
     const int64_t fresh = s.sequence_start[i + 1] - s.sequence_start[i], pages = s.page_start[i + 1] - s.page_start[i];
     MAGA_CHECK(fresh >= 0 && pages >= 0, "sequence ", i, " has ", fresh, " tokens and ", pages, " pages");
-    MAGA_CHECK(fresh <= s.kv_length[i] && (!keeps_kv || s.kv_length[i] <= pages * limits.page_tokens), "sequence ", i, " brings ",
-               fresh, " tokens to a K/V length of ", s.kv_length[i], " in ", pages, " pages");
+    MAGA_CHECK(fresh <= s.kv_length[i] && (!bounds.keeps_kv || s.kv_length[i] <= pages * limits.page_tokens), "sequence ", i,
+               " brings ", fresh, " tokens to a K/V length of ", s.kv_length[i], " in ", pages, " pages");
   }
   for (const int32_t page : s.pages) MAGA_CHECK(page >= 0 && page < limits.pages, "page ", page, " of ", limits.pages);
   for (const int32_t id : s.ids)
-    MAGA_CHECK(id >= -earlier_draws && id < vocab, "token id ", id, " with a vocabulary of ", vocab, " and ", earlier_draws,
-               " draws before");
+    MAGA_CHECK(id >= -earlier_draws && id < bounds.vocab, "token id ", id, " with a vocabulary of ", bounds.vocab, " and ",
+               earlier_draws, " draws before");
+  for (int64_t i = 0; bounds.positions > 0 && i < tokens; ++i)
+    MAGA_CHECK(s.positions[i] >= 0 && s.positions[i] < bounds.positions, "position ", s.positions[i], " of ", bounds.positions);
   MAGA_CHECK(s.tree.empty() || size(s.tree) == tokens, size(s.tree), " tree masks for ", tokens, " tokens");
   for (int64_t i = 0; !s.tree.empty() && i < sequences; ++i) {
     const int64_t begin = s.sequence_start[i], fresh = s.sequence_start[i + 1] - begin;

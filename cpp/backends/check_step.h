@@ -5,8 +5,17 @@
 
 namespace maga {
 
-// Throws Error when the step does not fit. `keeps_kv`: whether the program has K/V pages. `earlier_draws`: draws of the step
-// enqueued before, which ids may refer to.
-void check_step(const Step& step, const Limits& limits, bool keeps_kv, int64_t vocab, int64_t earlier_draws = 0);
+// What a program can take, found once.
+struct StepBounds {
+  explicit StepBounds(const Program& program)
+      : keeps_kv(!program.cache_layers.empty()), vocab(program.vocab), positions(program.table_positions()) {}
+
+  bool keeps_kv;      // whether it has K/V pages
+  int64_t vocab;      // bounds token ids
+  int64_t positions;  // bounds positions; 0: nothing does
+};
+
+// Throws Error when the step does not fit. `earlier_draws`: draws of the step enqueued before, which ids may refer to.
+void check_step(const Step& step, const Limits& limits, const StepBounds& bounds, int64_t earlier_draws = 0);
 
 }  // namespace maga

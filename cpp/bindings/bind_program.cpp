@@ -32,7 +32,9 @@ constexpr std::pair<std::string_view, NormKind> kNormKinds[] = {{"rms", NormKind
 constexpr std::pair<std::string_view, ActivationKind> kActivations[] = {{"silu", ActivationKind::silu},
                                                                         {"gelu", ActivationKind::gelu},
                                                                         {"gelu_tanh", ActivationKind::gelu_tanh},
-                                                                        {"relu", ActivationKind::relu}};
+                                                                        {"relu", ActivationKind::relu},
+                                                                        {"relu2", ActivationKind::relu2}};
+constexpr std::pair<std::string_view, BoundKind> kBounds[] = {{"clamp", BoundKind::clamp}, {"tanh", BoundKind::tanh}};
 constexpr std::pair<std::string_view, Rows> kRows[] = {{"tokens", Rows::tokens}, {"logits", Rows::logits}};
 
 template <typename Enum>
@@ -54,6 +56,15 @@ py::object view(const View& v) { return v ? py::object(py::make_tuple(v.value, v
 struct Describe {
   py::dict operator()(const Embed& o) const {
     return py::dict(py::arg("out") = view(o.out), py::arg("table") = o.table, py::arg("scale") = o.scale);
+  }
+  py::dict operator()(const AddPositions& o) const {
+    return py::dict(py::arg("out") = view(o.out), py::arg("in") = view(o.in), py::arg("table") = o.table,
+                    py::arg("offset") = o.offset);
+  }
+  py::dict operator()(const LogScale& o) const { return py::dict(py::arg("x") = view(o.x), py::arg("from") = o.from); }
+  py::dict operator()(const Bound& o) const {
+    return py::dict(py::arg("out") = view(o.out), py::arg("in") = view(o.in), py::arg("kind") = name_in<BoundKind>(o.kind, kBounds),
+                    py::arg("limit") = o.limit);
   }
   py::dict operator()(const Norm& o) const {
     return py::dict(py::arg("out") = view(o.out), py::arg("in") = view(o.in), py::arg("weight") = o.weight,
@@ -99,6 +110,21 @@ void bind_ops(py::class_<Program>& program) {
       .def(
           "embed", [](Program& p, View out, WeightId table, float scale) { p.ops.push_back(Embed{out, table, scale}); },
           py::arg("out"), py::arg("table"), py::arg("scale") = 1.0f)
+      .def(
+          "add_positions",
+          [](Program& p, View out, View in, WeightId table, int64_t offset) {
+            p.ops.push_back(AddPositions{out, in, table, offset});
+          },
+          py::arg("out"), py::arg("in_"), py::kw_only(), py::arg("table"), py::arg("offset") = 0)
+      .def(
+          "log_scale", [](Program& p, View x, int64_t from) { p.ops.push_back(LogScale{x, from}); }, py::arg("x"), py::kw_only(),
+          py::arg("from_"))
+      .def(
+          "bound",
+          [](Program& p, View out, View in, const std::string& kind, float limit) {
+            p.ops.push_back(Bound{out, in, parse<BoundKind>("bound", kind, kBounds), limit});
+          },
+          py::arg("out"), py::arg("in_"), py::kw_only(), py::arg("kind"), py::arg("limit"))
       .def(
           "norm",
           [](Program& p, View out, View in, WeightId weight, WeightId bias, const std::string& kind, float eps, int64_t group,
@@ -232,18 +258,21 @@ void bind_program(py::module_& m) {
       .def(
           "rope_table",
           [](Program& p, int64_t rotary_dim, std::vector<float> inv_freq, bool interleaved, float multiplier, float theta,
-             float dynamic_factor, int64_t max_positions) {
+             float dynamic_factor, bool stepped, std::vector<float> long_inv_freq, int64_t max_positions) {
             p.rope_tables.push_back({.rotary_dim = rotary_dim,
                                      .interleaved = interleaved,
                                      .inv_freq = std::move(inv_freq),
                                      .multiplier = multiplier,
                                      .theta = theta,
                                      .dynamic_factor = dynamic_factor,
+                                     .stepped = stepped,
+                                     .long_inv_freq = std::move(long_inv_freq),
                                      .max_positions = max_positions});
             return static_cast<int32_t>(p.rope_tables.size() - 1);
           },
           py::arg("rotary_dim"), py::arg("inv_freq"), py::kw_only(), py::arg("interleaved") = false, py::arg("multiplier") = 1.0f,
-          py::arg("theta") = 0.0f, py::arg("dynamic_factor") = 0.0f, py::arg("max_positions") = 0)
+          py::arg("theta") = 0.0f, py::arg("dynamic_factor") = 0.0f, py::arg("stepped") = false,
+          py::arg("long_inv_freq") = std::vector<float>(), py::arg("max_positions") = 0)
       .def(
           "alibi_slopes",
           [](Program& p, std::vector<float> slopes) {

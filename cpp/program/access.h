@@ -35,17 +35,18 @@ inline bool covers(const View& outer, const View& inner) {
 inline Views reads(const Op& op) {
   return std::visit(
       Overloaded{[](const Embed&) { return Views(); },  //
-                 [](const Norm& o) { return Views(o.in); }, [](const Linear& o) { return Views(o.in, o.residual); },
-                 [](const Rope& o) { return Views(o.x); }, [](const Attention& o) { return Views(o.q, o.k, o.v); },
-                 [](const Activation& o) { return Views(o.gate, o.up); }, [](const Add& o) { return Views(o.a, o.b); },
-                 [](const Select& o) { return Views(o.in); }, [](const GatedLinear& o) { return Views(o.in); },
-                 [](const PrepareQkv& o) { return Views(o.q, o.k, o.v); }},
+                 [](const AddPositions& o) { return Views(o.in); }, [](const LogScale& o) { return Views(o.x); },
+                 [](const Bound& o) { return Views(o.in); }, [](const Norm& o) { return Views(o.in); },
+                 [](const Linear& o) { return Views(o.in, o.residual); }, [](const Rope& o) { return Views(o.x); },
+                 [](const Attention& o) { return Views(o.q, o.k, o.v); }, [](const Activation& o) { return Views(o.gate, o.up); },
+                 [](const Add& o) { return Views(o.a, o.b); }, [](const Select& o) { return Views(o.in); },
+                 [](const GatedLinear& o) { return Views(o.in); }, [](const PrepareQkv& o) { return Views(o.q, o.k, o.v); }},
       op);
 }
 
 // Every op writes exactly one view.
 inline View written(const Op& op) {
-  return std::visit(Overloaded{[](const Rope& o) { return o.x; },  //
+  return std::visit(Overloaded{[](const Rope& o) { return o.x; }, [](const LogScale& o) { return o.x; },
                                [](const PrepareQkv& o) { return o.q; }, [](const auto& o) { return o.out; }},
                     op);
 }

@@ -26,6 +26,14 @@ class Costing {
     return {.flops = op.scale == 1 ? 0 : rows_ * op.out.width, .weight_bytes = share * weight_bytes_[op.table]};
   }
 
+  OpCost cost(const AddPositions& op) const {
+    const double share = std::min(1.0, rows_ / static_cast<double>(p_.weights[op.table].shape[0]));
+    return {.flops = rows_ * op.out.width, .weight_bytes = share * weight_bytes_[op.table]};
+  }
+
+  OpCost cost(const LogScale& op) const { return {.flops = rows_ * op.x.width}; }
+  OpCost cost(const Bound& op) const { return {.flops = rows_ * op.out.width}; }
+
   OpCost cost(const Norm& op) const {
     const int per_element = (op.kind == NormKind::rms ? 3 : 5) + (op.weight != kNone) + (op.bias != kNone);
     return {.flops = rows_ * op.out.width * per_element, .weight_bytes = read(op.weight) + read(op.bias)};

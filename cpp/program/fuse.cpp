@@ -95,7 +95,7 @@ class Fusion {
       const int i = writer(end, chain.first(at));
       const Norm* norm = i < 0 ? nullptr : std::get_if<Norm>(&ops_[i]);
       if (norm && norm->kind == NormKind::rms && norm->weight != kNone && norm->bias == kNone &&
-          norm->group == attention.head_dim) {
+          norm->group == attention.head_dim && p_.weights[norm->weight].shape[0] == norm->group) {
         chain.norm = i;
         chain.source = norm->in;
       }

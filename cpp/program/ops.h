@@ -23,7 +23,8 @@ struct View {
 };
 
 enum class NormKind : uint8_t { rms, layer };
-enum class ActivationKind : uint8_t { silu, gelu, gelu_tanh, relu };
+enum class ActivationKind : uint8_t { silu, gelu, gelu_tanh, relu, relu2 };  // relu2: the square of relu
+enum class BoundKind : uint8_t { clamp, tanh };
 
 // out[t] = table[ids[t]] * scale
 struct Embed {
@@ -32,12 +33,19 @@ struct Embed {
   float scale = 1;
 };
 
+// out[t] = in[t] + table[position of t + offset]: learned positions
+struct AddPositions {
+  View out, in;
+  WeightId table = kNone;  // (positions + offset, width)
+  int64_t offset = 0;
+};
+
 // Normalises each run of `group` columns: the whole row, or each head. y = x / rms(x) * (weight + weight_offset) + bias;
 // `layer` subtracts the mean first.
 struct Norm {
   View out, in;
-  WeightId weight = kNone;  // (group)
-  WeightId bias = kNone;    // (group)
+  WeightId weight = kNone;  // (group), the same for each run, or (out.width), each run's own
+  WeightId bias = kNone;    // as the weight
   NormKind kind = NormKind::rms;
   float eps = 0;
   float weight_offset = 0;
@@ -57,6 +65,12 @@ struct Rope {
   View x;
   int64_t head_dim = 0;
   int32_t table = kNone;
+};
+
+// x[t] *= max(1, log(position of t + 1) / log(from)), in place: of queries, it keeps attention sharp over contexts beyond `from`.
+struct LogScale {
+  View x;
+  int64_t from = 0;
 };
 
 // Writes k and v of the step's tokens into the pages of `layer`, then attends: causal, over all earlier tokens of each sequence.
@@ -83,6 +97,13 @@ struct Activation {
 // out = a + b
 struct Add {
   View out, a, b;
+};
+
+// clamp: out = in, no further from 0 than `limit`; tanh: out = limit * tanh(in / limit)
+struct Bound {
+  View out, in;
+  BoundKind kind = BoundKind::clamp;
+  float limit = 0;
 };
 
 // Keeps the rows of the step that need logits.
@@ -112,10 +133,11 @@ struct PrepareQkv {
   int64_t heads = 0, kv_heads = 0, head_dim = 0;
 };
 
-using Op = std::variant<Embed, Norm, Linear, Rope, Attention, Activation, Add, Select, GatedLinear, PrepareQkv>;
+using Op = std::variant<Embed, Norm, Linear, Rope, Attention, Activation, Add, Select, GatedLinear, PrepareQkv, AddPositions,
+                        LogScale, Bound>;
 
-constexpr std::string_view kOpNames[] = {"embed",      "norm", "linear", "rope",         "attention",
-                                         "activation", "add",  "select", "gated_linear", "prepare_qkv"};
+constexpr std::string_view kOpNames[] = {"embed",  "norm",         "linear",      "rope",          "attention", "activation", "add",
+                                         "select", "gated_linear", "prepare_qkv", "add_positions", "log_scale", "bound"};
 static_assert(std::size(kOpNames) == std::variant_size_v<Op>);
 
 inline std::string_view name_of(const Op& op) { return kOpNames[op.index()]; }

@@ -53,16 +53,27 @@ class Validation {
     }
   }
 
+  static bool all_finite(const std::vector<float>& values) {
+    return std::all_of(values.begin(), values.end(), [](float f) { return std::isfinite(f); });
+  }
+
   void rope_table(const RopeTable& table, size_t index) const {
     const int64_t r = table.rotary_dim;
     MAGA_REQUIRE(r > 0 && r % 2 == 0, "rope table ", index, " has rotary_dim ", r, "; it must be positive and even");
     MAGA_REQUIRE(static_cast<int64_t>(table.inv_freq.size()) == r / 2, "rope table ", index, " has ", table.inv_freq.size(),
                  " frequencies for rotary_dim ", r, "; it needs ", r / 2);
-    MAGA_REQUIRE(std::all_of(table.inv_freq.begin(), table.inv_freq.end(), [](float f) { return std::isfinite(f); }) &&
-                     std::isfinite(table.multiplier),
-                 "rope table ", index, " has a frequency or multiplier that is not finite");
-    if (table.dynamic_factor == 0) return;
-    MAGA_REQUIRE(table.dynamic_factor >= 1 && table.theta > 0 && table.max_positions > 0 && r > 2, "rope table ", index,
+    MAGA_REQUIRE(all_finite(table.inv_freq) && std::isfinite(table.multiplier), "rope table ", index,
+                 " has a frequency or multiplier that is not finite");
+    if (!table.by_length()) return;
+    MAGA_REQUIRE((table.dynamic_factor != 0) + table.stepped + !table.long_inv_freq.empty() == 1 && table.max_positions > 0,
+                 "rope table ", index, " changes with the length in more than one way, or from max_positions ",
+                 table.max_positions);
+    if (!table.long_inv_freq.empty()) {
+      MAGA_REQUIRE(table.long_inv_freq.size() == table.inv_freq.size() && all_finite(table.long_inv_freq), "rope table ", index,
+                   " has ", table.long_inv_freq.size(), " frequencies for long sequences; it needs ", r / 2, " finite ones");
+      return;
+    }
+    MAGA_REQUIRE((table.stepped || table.dynamic_factor >= 1) && table.theta > 0 && r > 2, "rope table ", index,
                  " is dynamic with factor ", table.dynamic_factor, ", theta ", table.theta, ", max_positions ", table.max_positions,
                  ", rotary_dim ", r, "; it needs a factor of at least 1, positive theta and max_positions, and rotary_dim above 2");
   }
@@ -89,13 +100,40 @@ class Validation {
     require(std::isfinite(op.scale), "scale is ", op.scale);
   }
 
+  void check(const AddPositions& op) {
+    rows(op.out, Rows::tokens);
+    rows(op.in, Rows::tokens);
+    equal_width("in", op.in, op.out.width);
+    in_place_or_apart("in", op.in, op.out);
+    require(op.offset >= 0, "offset is ", op.offset);
+    const auto& shape = weight_of("table", op.table).shape;
+    require(shape.size() == 2 && shape[1] == op.out.width && shape[0] > op.offset, "table has shape ", shape_text(shape),
+            "; the op needs more than ", op.offset, " rows of ", op.out.width);
+    require(p_.max_positions <= shape[0] - op.offset, "the program has ", p_.max_positions, " positions, the table ",
+            shape[0] - op.offset);
+  }
+
+  void check(const LogScale& op) {
+    rows(op.x, Rows::tokens);
+    require(op.from > 1, "from is ", op.from, "; it needs to be above 1");
+  }
+
+  void check(const Bound& op) {
+    same_rows(op.in, op.out);
+    equal_width("in", op.in, op.out.width);
+    in_place_or_apart("in", op.in, op.out);
+    require(op.limit > 0 && std::isfinite(op.limit), "limit is ", op.limit);
+  }
+
   void check(const Norm& op) {
     same_rows(op.in, op.out);
     equal_width("in", op.in, op.out.width);
     in_place_or_apart("in", op.in, op.out);
     require(op.group > 0 && op.out.width % op.group == 0, "a group of ", op.group, " does not divide ", op.out.width, " columns");
-    vector("weight", op.weight, op.group);
-    vector("bias", op.bias, op.group);
+    const WeightId given = op.weight != kNone ? op.weight : op.bias;
+    const bool own = given != kNone && weight_of("weight or bias", given).shape == std::vector{op.out.width};
+    vector("weight", op.weight, own ? op.out.width : op.group);
+    vector("bias", op.bias, own ? op.out.width : op.group);
     epsilon(op.eps);
   }
 
@@ -221,9 +259,14 @@ class Validation {
   }
 
   void weight(std::string_view role, WeightId id, const std::vector<int64_t>& shape) const {
+    const WeightSpec& spec = weight_of(role, id);
+    require(spec.shape == shape, role, " \"", spec.name, "\" has shape ", shape_text(spec.shape), "; the op needs ",
+            shape_text(shape));
+  }
+
+  const WeightSpec& weight_of(std::string_view role, WeightId id) const {
     require(id >= 0 && id < static_cast<int64_t>(p_.weights.size()), role, " is weight ", id, " of ", p_.weights.size());
-    require(p_.weights[id].shape == shape, role, " \"", p_.weights[id].name, "\" has shape ", shape_text(p_.weights[id].shape),
-            "; the op needs ", shape_text(shape));
+    return p_.weights[id];
   }
 
   void epsilon(float eps) const { require(eps >= 0 && std::isfinite(eps), "eps is ", eps); }
@@ -305,8 +348,18 @@ void Program::validate() const { Validation(*this).run(); }
 int64_t Program::length_dependent_from() const {
   int64_t from = 0;
   for (const RopeTable& table : rope_tables)
-    if (table.dynamic_factor != 0 && (from == 0 || table.max_positions + 1 < from)) from = table.max_positions + 1;
+    if (table.by_length() && (from == 0 || table.max_positions + 1 < from)) from = table.max_positions + 1;
   return from;
+}
+
+int64_t Program::table_positions() const {
+  int64_t least = 0;
+  for (const Op& op : ops)
+    if (const auto* add = std::get_if<AddPositions>(&op)) {
+      const int64_t positions = weights[add->table].shape[0] - add->offset;
+      least = least == 0 ? positions : std::min(least, positions);
+    }
+  return least;
 }
 
 }  // namespace maga

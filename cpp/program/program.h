@@ -30,9 +30,16 @@ struct RopeTable {
   bool interleaved = false;     // pairs (2j, 2j+1) instead of (j, j + rotary_dim / 2)
   std::vector<float> inv_freq;  // (rotary_dim / 2)
   float multiplier = 1;         // on cos and sin (yarn)
-  // Dynamic NTK: for lengths above `max_positions` the base grows with the length. factor 0: off.
+  // What changes for lengths above `max_positions`: nothing, or one of these three.
+  // The base `theta` grows with the length by dynamic_factor (dynamic NTK; 0: it does not).
   float theta = 0, dynamic_factor = 0;
+  // It grows with the length of the prompt, by powers of two (Qwen's NTK), and not with what follows.
+  bool stepped = false;
+  // Other frequencies (longrope).
+  std::vector<float> long_inv_freq;  // (rotary_dim / 2) or empty
   int64_t max_positions = 0;
+
+  bool by_length() const { return dynamic_factor != 0 || stepped || !long_inv_freq.empty(); }
 };
 
 // What one attention layer keeps per token: kv_heads keys of head_dim and kv_heads values of v_dim.
@@ -59,6 +66,8 @@ struct Program {
 
   // Whether keys depend on the length of the prompt (dynamic rope), and from which length on; 0: never.
   int64_t length_dependent_from() const;
+  // Positions that the tables of learned positions have rows for; 0: there are no such tables.
+  int64_t table_positions() const;
 };
 
 }  // namespace maga

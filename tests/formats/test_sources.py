@@ -21,6 +21,9 @@ SOURCES = {
     "a.weight[*0.0625]": Source("a.weight", factor=0.0625),
     "a.weight[0:5/12][unit][*1e-05]": Source("a.weight", 0, 5, 12, unit=True, factor=1e-5),
     "odd[name].weight": Source("odd[name].weight"),
+    "a.weight[transposed]": Source("a.weight", layout="transposed"),
+    "a.weight[transposed][2:4/6][*0.5]": Source("a.weight", 2, 4, 6, factor=0.5, layout="transposed"),
+    "a.weight[flat]": Source("a.weight", layout="flat"),
 }
 
 
@@ -49,6 +52,11 @@ def test_rows_of_block_formats(name: str, tmp_path: Path) -> None:
     assert stored_bytes(checkpoint, list(selections)) == checkpoint.nbytes("a.weight") * 10 // 12
 
 
+def test_block_formats_are_not_transposed(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"model\.gguf: tensor a\.weight has the type q4_0, its blocks lie along rows"):
+        read_weight(quantised("q4_0", tmp_path, 4), ["a.weight[transposed]"])
+
+
 @pytest.mark.parametrize("name", ["q4_0", "q5_1", "q6_k"])
 def test_factor_of_block_formats(name: str, tmp_path: Path) -> None:
     checkpoint = quantised(name, tmp_path, 4)
@@ -63,7 +71,11 @@ def test_rows_of_dense_tensors(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read_weight(checkpoint, ["a.weight[2:3/3]"]).dequantize(), matrix[2::3])
     np.testing.assert_array_equal(read_weight(checkpoint, ["a.bias[0:1/6]", "a.bias[5:6/6]"]).dequantize(), [0, 6, 5, 11])
     np.testing.assert_array_equal(read_weight(checkpoint, ["a.bias[*0.3]"]).dequantize(), vector * np.float32(0.3))
+    np.testing.assert_array_equal(read_weight(checkpoint, ["a.weight[transposed]"]).dequantize(), matrix.T)
+    np.testing.assert_array_equal(read_weight(checkpoint, ["a.weight[transposed][1:2/2]"]).dequantize(), matrix.T[1:])
+    np.testing.assert_array_equal(read_weight(checkpoint, ["a.weight[flat]"]).dequantize(), matrix.reshape(-1))
     stored = checkpoint.tensor("a.weight")
+    assert np.shares_memory(Source("a.weight", layout="transposed").rows_of(stored), stored)
     assert np.shares_memory(Source("a.weight", 3, 7, 12).rows_of(stored), stored)  # one range: nothing is copied
     with pytest.raises(ValueError, match=r"tensor a\.weight has 12 rows, not a multiple of 5"):
         read_weight(checkpoint, ["a.weight[0:1/5]"])

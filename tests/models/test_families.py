@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from folders import edit_config, tiny_model
+import transformers
+from folders import class_names, edit_config, tiny_model
 from maga_transformer import _core
 from maga_transformer.checkpoint import open_checkpoint
 from maga_transformer.models import build_program
 from runner import Part, Runner
 from safetensors.torch import load_file, save_file
-from tiny_families import IDS, LENGTH, LONGROPE, NATIVE, RELAID, baichuan2, chatglm, internlm, native, qwen
+from tiny_families import IDS, LENGTH, LONGROPE, NATIVE, RELAID, baichuan2, chatglm, internlm, logits_of, native, qwen
 
 CHATGLM_RATIOS = {
     "chatglm2": {"rope_type": "linear", "factor": 2.0},
@@ -44,11 +45,16 @@ def test_first_chatglm_is_refused(tmp_path: Path) -> None:
         build_program(open_checkpoint(str(tmp_path)))
 
 
-def check(expected: np.ndarray, folder: Path, backend: _core.Backend, model_type: str | None = None) -> None:
+def check(
+    expected: np.ndarray, folder: Path, backend: _core.Backend, model_type: str | None = None, *, decoded: bool = True
+) -> None:
+    """`decoded`: whether chunks and decoded tokens give the logits of the whole prompt."""
     assert np.abs(expected).max() > 0.5  # random weights of visible size: equality means something
     runner = Runner(backend, open_checkpoint(str(folder)), length=LENGTH, tokens=LENGTH, sequences=2, model_type=model_type)
     whole = runner.logits(IDS)
     np.testing.assert_allclose(whole, expected, rtol=0, atol=1e-4)
+    if not decoded:
+        return
     for chunks in ([13, 1, 30, 16], [20, *[1] * 40]):  # chunked prefill; prefill, then decode
         np.testing.assert_allclose(runner.logits(IDS, chunks), whole, rtol=0, atol=1e-5)
     for cuts in (((0, 20), (0, 7)), ((20, 21), (7, 40)), ((21, 22), (40, 41))):  # two sequences in a step, of their own lengths
@@ -66,16 +72,19 @@ def test_logits(case: str, tmp_path: Path) -> None:
 
 UNSUPPORTED = {
     "mpt": [
-        ({"attn_config": {"clip_qkv": 8.0}}, "config key clip_qkv is 8.0, which is not supported"),
-        ({"attn_config": {"alibi": False}}, "config key alibi is False"),
+        ({"attn_config": {"clip_qkv": -8.0}}, "config key clip_qkv is -8.0, expected a finite number above 0"),
+        ({"attn_config": {"prefix_lm": True}}, "config key prefix_lm is True, which is not supported"),
         ({"attn_config": {"attn_type": "grouped_query"}}, "config key attn_type is 'grouped_query'"),
         ({"attn_config": 7}, "config key attn_config is 7, expected an object"),
         ({"logit_scale": "large"}, "config key logit_scale is 'large', expected a finite number above 0"),
-        ({"no_bias": False}, "config key no_bias is False"),
+        ({"no_bias": False}, r"tensor transformer\.blocks\.0\.norm_1\.bias is missing"),
         ({"n_layers": 0}, "config key n_layers is 0, expected an integer from 1"),
     ],
-    "stablelm": [({"qk_layernorm": True}, "config key qk_layernorm is True, which is not supported")],
-    "cohere": [({"use_qk_norm": True}, "config key use_qk_norm is True, which is not supported")],
+    "stablelm": [({"qk_layernorm": True}, r"q_layernorm\.norms\.0\.weight is missing .expected shape .16.")],
+    "cohere": [({"use_qk_norm": True}, r"q_norm\.weight is missing .expected shape .4, 16.")],
+    "gpt2": [({"n_positions": 300}, r"wpe\.weight has shape .256, 64., expected .300, 64.")],
+    "opt": [({"max_position_embeddings": 300}, r"embed_positions\.weight has shape")],
+    "gemma2": [({"final_logit_softcapping": -1.0}, "config key final_logit_softcapping is -1.0")],
     "falcon": [({"new_decoder_architecture": True, "parallel_attn": False}, "config key parallel_attn is False")],
     "gemma": [({"use_bidirectional_attention": True}, "config key use_bidirectional_attention is True")],
     "phi3": [({"rope_parameters": {"rope_type": "spiral"}}, "rope type 'spiral' is not supported")],
@@ -101,21 +110,64 @@ def test_internlm_with_a_rotary_key(tmp_path: Path) -> None:
         build_program(open_checkpoint(str(tmp_path)))
 
 
-def test_qwens_context_ends_where_its_scaling_would_begin(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("ntk", "positions"), [(True, 256), (False, 64)])
+def test_qwens_context(ntk: bool, positions: int, tmp_path: Path) -> None:
     qwen(tmp_path)
+    edit_config(tmp_path, use_dynamic_ntk=ntk)
     program, family = build_program(open_checkpoint(str(tmp_path)))
-    assert (family.model_type, program.max_positions) == ("qwen", 64)
+    assert (family.model_type, program.max_positions) == ("qwen", positions)
 
 
 @pytest.mark.parametrize("kind", ["longrope", "su", "yarn"])
-def test_longrope_ends_where_the_long_factors_would_begin(kind: str, tmp_path: Path) -> None:
-    native("phi3-longrope", tmp_path)
+def test_longrope_by_its_old_names(kind: str, tmp_path: Path) -> None:
+    expected = native("phi3-longrope-beyond", tmp_path)
     edit_config(tmp_path, rope_parameters=None, rope_scaling={**LONGROPE, "rope_type": None, "type": kind})
-    program, _ = build_program(open_checkpoint(str(tmp_path)))
-    assert program.max_positions == 64
-    edit_config(tmp_path, rope_scaling={**LONGROPE, "short_factor": [1.0, 2.0]})
-    with pytest.raises(ValueError, match=r"rope_scaling\.short_factor is \[1\.0, 2\.0\], expected a list of 6 numbers"):
-        build_program(open_checkpoint(str(tmp_path)))
+    check(expected, tmp_path, _core.reference_backend())
+    for key in ("short_factor", "long_factor"):
+        edit_config(tmp_path, rope_scaling={**LONGROPE, key: [1.0, 2.0]})
+        with pytest.raises(ValueError, match=rf"rope_scaling\.{key} is \[1\.0, 2\.0\], expected a list of 6 numbers"):
+            build_program(open_checkpoint(str(tmp_path)))
+
+
+ROPE_SCALINGS = {
+    "linear": {"rope_type": "linear", "factor": 3.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    },
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+}
+ROPED = (
+    "cohere",
+    "falcon-7b",
+    "gemma",
+    "gemma2",
+    "glm",
+    "glm4",
+    "gpt-neox",
+    "nemotron",
+    "olmo",
+    "olmo2",
+    "phi",
+    "stablelm",
+    "starcoder2",
+)
+
+
+@pytest.mark.parametrize("scaling", ROPE_SCALINGS)
+@pytest.mark.parametrize("case", ROPED)
+def test_rope_scaling(case: str, scaling: str, tmp_path: Path) -> None:
+    """Every family takes the scalings that transformers has for all."""
+    kind, settings = NATIVE[case]
+    default = getattr(transformers, class_names(kind)[0])().rope_parameters
+    share = {key: settings[key] for key in ("partial_rotary_factor",) if key in settings}
+    short = {"max_position_embeddings": 24} if scaling == "dynamic" else {}
+    model = tiny_model(kind, tmp_path, **{**settings, **short, "rope_parameters": {**default, **share, **ROPE_SCALINGS[scaling]}})
+    check(logits_of(model), tmp_path, _core.cpu_backend(threads=1, quantize_activations=False), decoded=scaling != "dynamic")
 
 
 @pytest.mark.parametrize("case", NATIVE)

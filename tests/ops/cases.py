@@ -16,7 +16,7 @@ from .weights import Form, from_bf16, matrix, to_bf16
 Builder = Callable[[np.random.Generator], Case]
 
 
-# --- embed, norm, activation, add, select ---
+# --- embed, add_positions, norm, activation, bound, add, select ---
 
 
 def embed(form: Form, width: int, tokens: int, scale: float) -> Iterator[tuple[str, Builder]]:
@@ -31,21 +31,49 @@ def embed(form: Form, width: int, tokens: int, scale: float) -> Iterator[tuple[s
     yield f"embed-{form}-{width}-x{tokens}-scale{scale:g}", build
 
 
-def norm(kind: str, width: int, group: int, tokens: int, *, bias: bool = False, offset: float = 0.0, in_place: bool = False) -> Any:
+def add_positions(form: Form, width: int, spans: str, offset: int, in_place: bool) -> Iterator[tuple[str, Builder]]:
+    def build(rng: np.random.Generator) -> Case:
+        p = OpProgram(rng)
+        lengths, steps = spans_of(spans)
+        wide = p.keep(p.input("in", width + 5))
+        view = View(wide.value, 2, width)
+        table = p.weight(matrix(rng, max(lengths) + offset, width, form))
+        p.program.add_positions(view if in_place else p.output("out", width), view, table=table, offset=offset)
+        step = PageTables(rng, lengths).step(steps[-1])
+        return p.case([Run(step, {wide.value: rows(rng, len(step["ids"]), wide.width)})])
+
+    yield f"add_positions-{form}-{width}-{spans}-offset{offset}{'-in-place' if in_place else ''}", build
+
+
+def norm(
+    kind: str,
+    width: int,
+    group: int,
+    tokens: int,
+    *,
+    bias: bool = False,
+    offset: float = 0.0,
+    in_place: bool = False,
+    weight: str = "shared",
+) -> Any:
+    """`weight`: "shared" by the groups, each group's "own", or "no"."""
+
     def build(rng: np.random.Generator) -> Case:
         p = OpProgram(rng)
         # Columns in the middle of wider values: what stands beside them must stay as it was.
         wide = p.keep(p.input("in", width + 5))
         view = View(wide.value, 2, width)
         out = view if in_place else p.output("out", width)
-        weight = p.vector(group, 1.0)
+        size = width if weight == "own" else group
+        weights = -1 if weight == "no" else p.vector(size, 1.0)
         p.program.norm(
-            out, view, weight=weight, bias=p.vector(group) if bias else -1, kind=kind, eps=1e-5, group=group, weight_offset=offset
+            out, view, weight=weights, bias=p.vector(size) if bias else -1, kind=kind, eps=1e-5, group=group, weight_offset=offset
         )
         x = rows(rng, tokens, wide.width) * rng.uniform(0.01, 30, (tokens, 1)).astype(np.float32)
         return p.case([Run(plain_step(tokens, rng), {wide.value: x})])
 
     extras = f"{'-bias' if bias else ''}{f'-offset{offset:g}' if offset else ''}{'-in-place' if in_place else ''}"
+    extras += "" if weight == "shared" else f"-{weight}-weight"
     yield f"norm-{kind}-{width}-by{group}-x{tokens}{extras}", build
 
 
@@ -60,6 +88,36 @@ def activation(kind: str, width: int, tokens: int, *, up: bool = True, in_place:
         return p.case([Run(plain_step(tokens, rng), {both.value: x})])
 
     yield f"activation-{kind}-{width}-x{tokens}{'' if up else '-alone'}{'-in-place' if in_place else ''}", build
+
+
+def bound(kind: str, limit: float, width: int, tokens: int, *, in_place: bool = False) -> Iterator[tuple[str, Builder]]:
+    def build(rng: np.random.Generator) -> Case:
+        p = OpProgram(rng)
+        wide = p.keep(p.input("in", width + 3))
+        view = View(wide.value, 3, width)
+        p.program.bound(view if in_place else p.output("out", width), view, kind=kind, limit=limit)
+        x = rows(rng, tokens, wide.width) * 2 * limit * rng.uniform(0, 1, (tokens, 1)).astype(np.float32) ** 4
+        x[0, 3 : 3 + min(width, 4)] = [0.0, 1e30, -1e30, limit][: min(width, 4)]
+        return p.case([Run(plain_step(tokens, rng), {wide.value: x})])
+
+    yield f"bound-{kind}{limit:g}-{width}-x{tokens}{'-in-place' if in_place else ''}", build
+
+
+def capped_logits(vocab: int, width: int, tokens: int, limit: float) -> Iterator[tuple[str, Builder]]:
+    """A bound on the program's logits, which a backend may keep in a type of their own."""
+
+    def build(rng: np.random.Generator) -> Case:
+        p = OpProgram(rng)
+        x, selected = p.input("x", width), p.program.value("selected", width, "logits")
+        p.program.select(selected, x)
+        logits = p.output("logits", vocab, "logits")
+        p.program.linear(logits, selected, weight=p.weight(matrix(rng, vocab, width, Form("fp32"))))
+        p.program.bound(logits, logits, kind="tanh", limit=limit)
+        p.program.logits, p.program.vocab = logits.value, vocab
+        step = plain_step(tokens, rng, vocab) | {"logit_rows": list(range(0, tokens, 2))}
+        return p.case([Run(step, {x.value: rows(rng, tokens, width)})])
+
+    yield f"bound-logits-{vocab}x{width}-x{tokens}", build
 
 
 def add(width: int, tokens: int, in_place: bool) -> Iterator[tuple[str, Builder]]:
@@ -155,6 +213,8 @@ class RopeForm:
     multiplier: float = 1.0
     dynamic: float = 0.0
     max_positions: int = 0
+    stepped: bool = False
+    long: bool = False  # frequencies of their own beyond max_positions
 
     def table(self, program: Program) -> int:
         inv_freq = [10000.0 ** (-2 * i / self.rotary) for i in range(self.rotary // 2)]
@@ -163,13 +223,17 @@ class RopeForm:
             inv_freq,
             interleaved=self.interleaved,
             multiplier=self.multiplier,
-            theta=10000.0 if self.dynamic else 0.0,
+            theta=10000.0 if self.dynamic or self.stepped else 0.0,
             dynamic_factor=self.dynamic,
+            stepped=self.stepped,
+            long_inv_freq=[f / (1 + i) for i, f in enumerate(inv_freq)] if self.long else [],
             max_positions=self.max_positions,
         )
 
     def __str__(self) -> str:
-        parts = [f"rope{self.rotary}", "interleaved" * self.interleaved, f"dynamic{self.max_positions}" if self.dynamic else ""]
+        parts = [f"rope{self.rotary}", "interleaved" * self.interleaved]
+        kinds = {"dynamic": bool(self.dynamic), "stepped": self.stepped, "long": self.long}
+        parts += [f"{kind}{self.max_positions}" for kind, used in kinds.items() if used]
         return "-".join(filter(None, [*parts, f"times{self.multiplier:g}" if self.multiplier != 1 else ""]))
 
 
@@ -209,6 +273,18 @@ def rope(
         return p.case([Run(step, {x.value: rows(rng, len(step["ids"]), x.width)})])
 
     yield f"{form}-head{head_dim}-x{heads}-{spans}{f'-prompt{prompt}' if prompt else ''}{f'-shift{shift}' if shift else ''}", build
+
+
+def log_scale(width: int, spans: str, from_: int) -> Iterator[tuple[str, Builder]]:
+    def build(rng: np.random.Generator) -> Case:
+        p = OpProgram(rng)
+        x = p.keep(p.input("x", width + 3))
+        p.program.log_scale(View(x.value, 1, width), from_=from_)
+        lengths, steps = spans_of(spans)
+        step = PageTables(rng, lengths).step(steps[-1])
+        return p.case([Run(step, {x.value: rows(rng, len(step["ids"]), x.width)})])
+
+    yield f"log_scale-{width}-{spans}-from{from_}", build
 
 
 def attention(
@@ -334,7 +410,24 @@ def table() -> Iterator[tuple[str, Builder]]:
     yield from embed(Form("fp32"), 7, 1, 3.5)
     yield from embed(Form("bf16"), 131, 5, 0.25)
 
+    for form, width, spans, offset, in_place in (
+        (dense_forms[0], 96, "ragged", 0, False),
+        (dense_forms[1], 33, "decodes", 2, True),
+        (dense_forms[2], 1024, "prefill", 2, False),
+        (q8, 64, "ragged", 1, True),
+    ):
+        yield from add_positions(form, width, spans, offset, in_place)
+
     for kind in ("rms", "layer"):
+        for weight, width, bias in (
+            ("no", 66, False),
+            ("own", 66, False),
+            ("own", 768, True),
+            ("no", 1024, False),
+            ("own", 39, True),
+        ):
+            yield from norm(kind, width, width // 3 if width % 3 == 0 else width, 5, weight=weight, bias=bias)
+        yield from norm(kind, 512, 128, 7, weight="own", offset=1.0, in_place=True)
         for width, tokens in ((1, 3), (7, 1), (64, 5), (100, 33), (576, 4), (1023, 2)):
             yield from norm(kind, width, width, tokens, bias=kind == "layer")
         for group in (64, 80, 96, 128, 256, 37):
@@ -342,11 +435,17 @@ def table() -> Iterator[tuple[str, Builder]]:
         yield from norm(kind, 66, 66, 4, offset=1.0, bias=True)
         yield from norm(kind, 48, 48, 4, in_place=True)
 
-    for kind in ("silu", "gelu", "gelu_tanh", "relu"):
+    for kind in ("silu", "gelu", "gelu_tanh", "relu", "relu2"):
         for width, tokens in ((1, 2), (7, 3), (64, 5), (1000, 7)):
             yield from activation(kind, width, tokens)
         yield from activation(kind, 67, 4, up=False)
         yield from activation(kind, 40, 4, in_place=True)
+
+    for kind, limit in (("clamp", 1.5), ("tanh", 30.0), ("tanh", 0.7)):
+        for width, tokens, in_place in ((1, 2, False), (64, 5, True), (1000, 7, False)):
+            yield from bound(kind, limit, width, tokens, in_place=in_place)
+    yield from capped_logits(131, 64, 9, 5.0)
+    yield from capped_logits(256, 576, 70, 30.0)
 
     for width, tokens, in_place in ((1, 1, False), (7, 3, True), (64, 1, False), (577, 20, True), (577, 20, False)):
         yield from add(width, tokens, in_place)
@@ -369,6 +468,7 @@ def table() -> Iterator[tuple[str, Builder]]:
             ("gelu_tanh", 33, 5, True),
             ("gelu", 100, 37, False),
             ("relu", 1, 2, True),
+            ("relu2", 40, 3, False),
         ):
             yield from gated_linear(form, out, 160, tokens, kind, bias)
 
@@ -379,6 +479,11 @@ def table() -> Iterator[tuple[str, Builder]]:
         yield from rope(form, 64, 2, "ragged")
         yield from rope(form, 64, 2, "ragged", shift=20000)
     yield from rope(RopeForm(64, dynamic=2.0, max_positions=64), 64, 2, "decodes", prompt=90)
+    for form in (RopeForm(64, stepped=True, max_positions=40), RopeForm(48, True, long=True, max_positions=40)):
+        for prompt in (0, 41, 80, 81, 400):
+            yield from rope(form, 64, 2, "ragged", prompt=prompt)
+    for width, spans, from_ in ((64, "ragged", 16), (37, "decodes", 40), (1024, "prefill", 20), (96, "far", 2)):
+        yield from log_scale(width, spans, from_)
 
     for head_dim in (64, 80, 96, 128, 256, 37, 1):
         for spans in ("prefill", "decode", "ragged", "decodes"):
@@ -443,6 +548,7 @@ def large_table() -> Iterator[tuple[str, Builder]]:
         yield from linear(bf16, 1024, 2048, tokens, residual="apart", views=True)
         yield from gated_linear(bf16, 1408, 1024, tokens, "silu")
         yield from gated_linear(bf16, 512, 1024, tokens, "gelu_tanh", bias=True)
+        yield from gated_linear(bf16, 512, 1024, tokens, "relu2")
     for head_dim in (64, 80, 96, 112, 128, 160, 192, 256):
         for heads, kv_heads in ((4, 4), (4, 2), (8, 1)):
             yield from attention(head_dim, heads, kv_heads, "many")

@@ -1,6 +1,7 @@
 """Programs as data: what validate refuses and how it says so, what fuse joins and leaves, what ops cost."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from maga_transformer._core import Program, View, cost, fuse
@@ -113,12 +114,21 @@ def rope(p: Program, table: int = 0, rotary: int = 8, head_dim: int = 8) -> None
     p.rope(p.input("x", 16), head_dim=head_dim, table=table)
 
 
-def bad_table(p: Program, rotary: int = 8, frequencies: int = 4, **dynamic: float) -> None:
+def bad_table(p: Program, rotary: int = 8, frequencies: int = 4, **dynamic: Any) -> None:
     p.rope_table(rotary, [1.0] * frequencies, **dynamic)
 
 
 def norm(p: Program, group: int = 4, size: int = 4, eps: float = 1e-5) -> None:
     p.norm(p.value("y", 8), p.input("x", 8), weight=weight(p, size), kind="rms", eps=eps, group=group)
+
+
+def norm_bias_of_runs(p: Program) -> None:
+    p.norm(p.value("y", 8), p.input("x", 8), weight=weight(p, 4), bias=weight(p, 8), kind="layer", eps=1e-5, group=4)
+
+
+def add_positions(p: Program, rows: int) -> None:
+    p.max_positions = 8
+    p.add_positions(p.value("y", 4), p.input("x", 4), table=weight(p, rows, 4), offset=2)
 
 
 def gated(p: Program) -> None:
@@ -174,9 +184,23 @@ BROKEN: list[tuple[Callable[[Program], None], str]] = [
     (lambda p: bad_table(p, frequencies=3), "rope table 0 has 3 frequencies for rotary_dim 8; it needs 4"),
     (lambda p: bad_table(p, rotary=7, frequencies=3), "rope table 0 has rotary_dim 7; it must be positive and even"),
     (lambda p: bad_table(p, dynamic_factor=2.0, max_positions=64), "rope table 0 is dynamic with factor 2, theta 0"),
+    (lambda p: bad_table(p, stepped=True, max_positions=64), "rope table 0 is dynamic with factor 0, theta 0"),
+    (
+        lambda p: bad_table(p, long_inv_freq=[1.0], max_positions=64),
+        "rope table 0 has 1 frequencies for long sequences; it needs 4",
+    ),
+    (
+        lambda p: bad_table(p, long_inv_freq=[1.0] * 4, stepped=True, max_positions=64),
+        "rope table 0 changes .* in more than one way",
+    ),
     (lambda p: bad_table(p, multiplier=float("inf")), "rope table 0 has a frequency or multiplier that is not finite"),
     (lambda p: norm(p, group=3, size=3), r'op 0 \(norm to "y"\): a group of 3 does not divide 8 columns'),
-    (lambda p: norm(p, size=8), r'op 0 \(norm to "y"\): weight "weight0" has shape \(8\); the op needs \(4\)'),
+    (lambda p: norm(p, size=5), r'op 0 \(norm to "y"\): weight "weight0" has shape \(5\); the op needs \(4\)'),
+    (norm_bias_of_runs, r'op 0 \(norm to "y"\): bias "weight1" has shape \(8\); the op needs \(4\)'),
+    (lambda p: add_positions(p, rows=2), r'op 0 \(add_positions to "y"\): table has shape \(2, 4\); .* more than 2 rows of 4'),
+    (lambda p: add_positions(p, rows=9), r'op 0 \(add_positions to "y"\): the program has 8 positions, the table 7'),
+    (lambda p: p.log_scale(p.input("x", 4), from_=1), r'op 0 \(log_scale to "x"\): from is 1'),
+    (lambda p: p.bound(p.value("y", 4), p.input("x", 4), kind="clamp", limit=0), r'op 0 \(bound to "y"\): limit is 0'),
     (lambda p: norm(p, eps=float("nan")), r'op 0 \(norm to "y"\): eps is nan'),
     (gated, r'op 0 \(gated_linear to "y"\): weight "weight0" has shape \(6, 5\); the op needs \(12, 5\)'),
     (prepare, r'op 0 \(prepare_qkv to "qkv"\): q_norm "weight0" has shape \(4\); the op needs \(8\)'),

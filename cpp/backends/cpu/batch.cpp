@@ -1,19 +1,18 @@
 // Where each token's keys and values go.
 #include "backends/cpu/batch.h"
 
-#include "backends/check_step.h"
-
 namespace maga::cpu {
 
-Batch::Batch(const Limits& limits, int64_t page_bytes, int64_t vocab) : limits_(limits), page_bytes_(page_bytes), vocab_(vocab) {
+Batch::Batch(const Limits& limits, int64_t page_bytes, const Program& program)
+    : limits_(limits), page_bytes_(page_bytes), bounds_(program) {
   slots_.reserve(limits.tokens);
 }
 
 void Batch::bind(const Step& step) {
-  check_step(step, limits_, page_bytes_ != 0, vocab_);
+  check_step(step, limits_, bounds_);
   step_ = step;
   slots_.clear();
-  if (page_bytes_ == 0) return;
+  if (!bounds_.keeps_kv) return;
   for (int64_t s = 0; s < step.sequences(); ++s) {
     const int64_t end = step.sequence_start[s + 1];
     for (int64_t token = step.sequence_start[s]; token < end; ++token) {

@@ -3,15 +3,15 @@
 
 #include <vector>
 
-#include "backends/backend.h"
+#include "backends/check_step.h"
 #include "backends/cpu/row_kernels.h"
 
 namespace maga::cpu {
 
 class Batch {
  public:
-  // `page_bytes` places pages in the pool, 0: the program keeps no keys and values. `vocab` bounds token ids.
-  Batch(const Limits& limits, int64_t page_bytes, int64_t vocab);
+  // `page_bytes` places pages in the pool.
+  Batch(const Limits& limits, int64_t page_bytes, const Program& program);
 
   // Throws Error when the step does not fit. What `step` views must outlive its use here.
   void bind(const Step& step);
@@ -25,7 +25,8 @@ class Batch {
 
  private:
   Limits limits_;
-  int64_t page_bytes_, vocab_;
+  int64_t page_bytes_;
+  StepBounds bounds_;
   Step step_;
   std::vector<KvSlot> slots_;
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 
 #include "backends/cpu/linear.h"
 #include "core/overloaded.h"
@@ -32,7 +33,7 @@ CpuExecutable::CpuExecutable(std::shared_ptr<Device> device, Program program, st
       weights_(std::move(weights)),
       limits_(limits),
       pages_(program_, limits),
-      batch_(limits, pages_.page_bytes(), program_.vocab) {
+      batch_(limits, pages_.page_bytes(), program_) {
   check_weights();
   place_values();
   for (const RopeTable& table : program_.rope_tables) turns_.emplace_back(table, limits.tokens);
@@ -75,6 +76,8 @@ void CpuExecutable::plan_attention() {
       }
     } else if (const auto* prepare = std::get_if<PrepareQkv>(&op)) {
       thread_floats_ = std::max(thread_floats_, kPrepareTokens * prepare->k.width);
+    } else if (const auto* positions = std::get_if<AddPositions>(&op)) {
+      thread_floats_ = std::max(thread_floats_, positions->out.width);
     }
 }
 
@@ -122,6 +125,48 @@ void CpuExecutable::run(const Embed& op) {
   });
 }
 
+void CpuExecutable::run(const AddPositions& op) {
+  const PackedWeight& table = matrix(op.table);
+  const std::span<const int32_t> positions = batch_.step().positions;
+  over_rows(op.out, op.out.width, [&](int64_t first, int64_t count, int thread) {
+    for (int64_t row = first; row < first + count; ++row) {
+      unpack_row(table, positions[row] + op.offset, scratch(thread));
+      kernels_.add({.a = at(op.in) + row * stride(op.in),
+                    .a_stride = 0,
+                    .b = scratch(thread),
+                    .b_stride = 0,
+                    .out = at(op.out) + row * stride(op.out),
+                    .out_stride = 0,
+                    .rows = 1,
+                    .width = op.out.width});
+    }
+  });
+}
+
+void CpuExecutable::run(const LogScale& op) {
+  const std::span<const int32_t> positions = batch_.step().positions;
+  const double whole = std::log(static_cast<double>(op.from));
+  over_rows(op.x, op.x.width, [&](int64_t first, int64_t count, int) {
+    for (int64_t row = first; row < first + count; ++row)
+      if (positions[row] >= op.from)
+        kernels_.scale(at(op.x) + row * stride(op.x), static_cast<float>(std::log(positions[row] + 1.0) / whole), op.x.width);
+  });
+}
+
+void CpuExecutable::run(const Bound& op) {
+  const int64_t in = stride(op.in), out = stride(op.out);
+  over_rows(op.out, op.out.width, [&](int64_t first, int64_t count, int) {
+    kernels_.bound({.in = at(op.in) + first * in,
+                    .in_stride = in,
+                    .out = at(op.out) + first * out,
+                    .out_stride = out,
+                    .rows = count,
+                    .width = op.out.width,
+                    .kind = op.kind,
+                    .limit = op.limit});
+  });
+}
+
 void CpuExecutable::run(const Norm& op) {
   const int64_t in = stride(op.in), out = stride(op.out);
   over_rows(op.out, op.out.width, [&](int64_t first, int64_t count, int) {
@@ -134,6 +179,7 @@ void CpuExecutable::run(const Norm& op) {
                    .group = op.group,
                    .weight = vector(op.weight),
                    .bias = vector(op.bias),
+                   .own = own_weights(op),
                    .kind = op.kind,
                    .eps = op.eps,
                    .weight_offset = op.weight_offset});
@@ -197,6 +243,7 @@ void CpuExecutable::run(const PrepareQkv& op) {
                      .group = op.head_dim,
                      .weight = vector(norm),
                      .bias = nullptr,
+                     .own = 0,
                      .kind = NormKind::rms,
                      .eps = op.eps,
                      .weight_offset = op.weight_offset});
@@ -325,6 +372,11 @@ const PackedWeight& CpuExecutable::matrix(WeightId weight) const { return static
 
 const float* CpuExecutable::vector(WeightId weight) const {
   return weight == kNone ? nullptr : static_cast<const VectorWeight&>(*weights_[weight]).data();
+}
+
+int64_t CpuExecutable::own_weights(const Norm& op) const {
+  const WeightId given = op.weight != kNone ? op.weight : op.bias;
+  return given == kNone || program_.weights[given].shape[0] == op.group ? 0 : op.group;
 }
 
 AttentionForm CpuExecutable::form_of(const Attention& op) const {

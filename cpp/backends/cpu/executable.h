@@ -37,6 +37,9 @@ class CpuExecutable : public Executable {
   void allocate_scratch();
 
   void run(const Embed& op);
+  void run(const AddPositions& op);
+  void run(const LogScale& op);
+  void run(const Bound& op);
   void run(const Norm& op);
   void run(const Linear& op);
   void run(const Rope& op);
@@ -58,6 +61,7 @@ class CpuExecutable : public Executable {
   const PackedWeight& matrix(WeightId weight) const;
   const float* vector(WeightId weight) const;  // null for kNone
   float* scratch(int thread) { return reinterpret_cast<float*>(scratch_->data()) + thread * thread_floats_; }
+  int64_t own_weights(const Norm& op) const;  // as NormRows::own
   AttentionForm form_of(const Attention& op) const;
 
   std::shared_ptr<Device> device_;

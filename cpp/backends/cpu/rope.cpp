@@ -17,7 +17,7 @@ RopeTurns::RopeTurns(const RopeTable& table, int64_t max_tokens)
     : table_(table), row_floats_(table.rotary_dim * (table.interleaved ? 2 : 1)), tokens_(max_tokens) {
   MAGA_CHECK(static_cast<int64_t>(table.inv_freq.size()) * 2 == table.rotary_dim, table.inv_freq.size(), " frequencies for ",
              table.rotary_dim, " rotated columns");
-  if (table.dynamic_factor > 0) {
+  if (table.by_length()) {
     stretched_.resize(max_tokens * row_floats_);
     stretched_freq_.resize(table.inv_freq.size());
   }
@@ -49,12 +49,17 @@ void RopeTurns::grow(int64_t positions) {
   for (int64_t p = have; p < want; ++p) fill(table_.inv_freq.data(), p, rows_.data() + p * row_floats_);
 }
 
-// theta' = theta * (factor * length / M - (factor - 1)) ^ (r / (r - 2))
+// theta' = theta * growth ^ (r / (r - 2)), growth = factor * length / M - (factor - 1), or Qwen's 2^ceil(log2(length / M) + 1) - 1
 void RopeTurns::stretch(int64_t length) {
   if (length == stretched_length_) return;
   stretched_length_ = length;
+  if (!table_.long_inv_freq.empty()) {
+    stretched_freq_ = table_.long_inv_freq;
+    return;
+  }
   const double r = static_cast<double>(table_.rotary_dim), factor = table_.dynamic_factor;
-  const double growth = factor * static_cast<double>(length) / static_cast<double>(table_.max_positions) - (factor - 1);
+  const double ratio = static_cast<double>(length) / static_cast<double>(table_.max_positions);
+  const double growth = table_.stepped ? std::exp2(std::ceil(std::log2(ratio) + 1)) - 1 : factor * ratio - (factor - 1);
   const double theta = table_.theta * std::pow(growth, r / (r - 2));
   for (size_t j = 0; j < stretched_freq_.size(); ++j)
     stretched_freq_[j] = static_cast<float>(1 / std::pow(theta, 2 * static_cast<double>(j) / r));
@@ -68,10 +73,11 @@ void RopeTurns::prepare(const Step& step) {
   }
   grow(last + 1);
   for (int64_t t = 0; t < step.tokens(); ++t) tokens_[t] = rows_.data() + step.positions[t] * row_floats_;
-  if (table_.dynamic_factor <= 0) return;
+  if (!table_.by_length()) return;
   for (int64_t s = 0; s < step.sequences(); ++s)
     for (int64_t t = step.sequence_start[s]; t < step.sequence_start[s + 1]; ++t) {
-      const int64_t length = std::max<int64_t>(step.prompt_length[s], int64_t{step.positions[t]} + 1);
+      const int64_t prompt = step.prompt_length[s],
+                    length = table_.stepped ? prompt : std::max<int64_t>(prompt, step.positions[t] + 1);
       if (length <= table_.max_positions) continue;
       stretch(length);
       float* row = stretched_.data() + t * row_floats_;

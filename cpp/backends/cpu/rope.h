@@ -27,7 +27,8 @@ class RopeTurns {
   int64_t row_floats_;
   std::vector<float> rows_;  // (positions so far, row_floats)
   std::vector<const float*> tokens_;
-  // Dynamic NTK only: rows of this step's tokens whose length is above max_positions, and the frequencies for the last such length.
+  // Tables that change with the length: rows of this step's tokens whose length is above max_positions, and the frequencies for the
+  // last such length.
   std::vector<float> stretched_;
   std::vector<float> stretched_freq_;
   int64_t stretched_length_ = 0;

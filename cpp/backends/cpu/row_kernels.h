@@ -15,8 +15,9 @@ struct NormRows {
   float* out;
   int64_t out_stride;
   int64_t rows, groups, group;  // each row holds `groups` runs of `group` columns, normalised apart
-  const float* weight;          // (group), null: ones
-  const float* bias;            // (group), null: zeros
+  const float* weight;          // null: ones
+  const float* bias;            // null: zeros
+  int64_t own;                  // from a run's weight and bias to the next run's; 0: all runs share them
   NormKind kind;
   float eps, weight_offset;
 };
@@ -30,6 +31,16 @@ struct ActivationRows {
   int64_t out_stride;
   int64_t rows, width;
   ActivationKind kind;
+};
+
+struct BoundRows {
+  const float* in;
+  int64_t in_stride;
+  float* out;
+  int64_t out_stride;
+  int64_t rows, width;
+  BoundKind kind;
+  float limit;
 };
 
 struct AddRows {
@@ -85,6 +96,7 @@ struct WriteKvRows {
 struct RowKernels {
   void (*norm)(const NormRows&);
   void (*activation)(const ActivationRows&);
+  void (*bound)(const BoundRows&);
   void (*add)(const AddRows&);
   void (*rope)(const RopeRows&);
   void (*scale)(float* x, float factor, int64_t count);

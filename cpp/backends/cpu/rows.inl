@@ -21,7 +21,9 @@ inline float sum_over(int64_t width, Term term) {  // term(column, lanes), zero 
   return sum_lanes((sums[0] + sums[1]) + (sums[2] + sums[3]));
 }
 
-void norm_run(const NormRows& a, const float* x, float* y) {
+void norm_run(const NormRows& a, int64_t run, const float* x, float* y) {
+  const float* weight = a.weight ? a.weight + run * a.own : nullptr;
+  const float* bias = a.bias ? a.bias + run * a.own : nullptr;
   const float n = static_cast<float>(a.group);
   float mean = 0;
   if (a.kind == NormKind::layer) mean = sum_over(a.group, [&](int64_t i, int lanes) { return load_up_to(x + i, lanes); }) / n;
@@ -35,8 +37,8 @@ void norm_run(const NormRows& a, const float* x, float* y) {
     Vec d = load_up_to(x + i, lanes);
     if (a.kind == NormKind::layer) d = d - broadcast(mean);
     d = d * inverse;
-    if (a.weight) d = d * (load_up_to(a.weight + i, lanes) + broadcast(a.weight_offset));
-    if (a.bias) d = d + load_up_to(a.bias + i, lanes);
+    if (weight) d = d * (load_up_to(weight + i, lanes) + broadcast(a.weight_offset));
+    if (bias) d = d + load_up_to(bias + i, lanes);
     store_up_to(y + i, d, lanes);
   });
 }
@@ -44,7 +46,7 @@ void norm_run(const NormRows& a, const float* x, float* y) {
 void norm(const NormRows& a) {
   for (int64_t row = 0; row < a.rows; ++row)
     for (int64_t g = 0; g < a.groups; ++g)
-      norm_run(a, a.in + row * a.in_stride + g * a.group, a.out + row * a.out_stride + g * a.group);
+      norm_run(a, g, a.in + row * a.in_stride + g * a.group, a.out + row * a.out_stride + g * a.group);
 }
 
 void activation(const ActivationRows& a) {
@@ -55,6 +57,19 @@ void activation(const ActivationRows& a) {
     for_each_vec(a.width, [&](int64_t i, int lanes) {
       Vec y = activate(a.kind, load_up_to(gate + i, lanes));
       if (up) y = y * load_up_to(up + i, lanes);
+      store_up_to(out + i, y, lanes);
+    });
+  }
+}
+
+void bound(const BoundRows& a) {
+  const Vec limit = broadcast(a.limit), least = broadcast(-a.limit);
+  for (int64_t row = 0; row < a.rows; ++row) {
+    const float* in = a.in + row * a.in_stride;
+    float* out = a.out + row * a.out_stride;
+    for_each_vec(a.width, [&](int64_t i, int lanes) {
+      const Vec x = load_up_to(in + i, lanes);
+      const Vec y = a.kind == BoundKind::tanh ? limit * tanh(x / limit) : max_with(least, min_with(limit, x));
       store_up_to(out + i, y, lanes);
     });
   }
@@ -160,4 +175,4 @@ void write_kv(const WriteKvRows& a) {
   }
 }
 
-constexpr RowKernels kTable{norm, activation, add, rope, scale, write_kv};
+constexpr RowKernels kTable{norm, activation, bound, add, rope, scale, write_kv};

@@ -61,12 +61,22 @@ inline Vec gelu_tanh(Vec x) {
   return times_sigmoid(x, x * fma(x * x, broadcast(kTwice * 0.044715f), broadcast(kTwice)));
 }
 
+// 1 - 2 / (exp(2 |x|) + 1), or near 0, where that loses digits, the first terms of the series.
+inline Vec tanh(Vec x) {
+  const Vec z = absolute(x), square = x * x;
+  const Vec far = broadcast(1.0f) - broadcast(2.0f) / (exp(z + z) + broadcast(1.0f));
+  Vec series = fma(square, broadcast(-17.0f / 315), broadcast(2.0f / 15));
+  series = x * fma(square, fma(square, series, broadcast(-1.0f / 3)), broadcast(1.0f));
+  return select_negative(z - broadcast(0.125f), series, select_negative(x, -far, far));
+}
+
 inline Vec activate(ActivationKind kind, Vec x) {
   switch (kind) {
     case ActivationKind::silu: return times_sigmoid(x, x);
     case ActivationKind::gelu: return gelu(x);
     case ActivationKind::gelu_tanh: return gelu_tanh(x);
     case ActivationKind::relu: return max_with(broadcast(0.0f), x);
+    case ActivationKind::relu2: return max_with(broadcast(0.0f), x) * max_with(broadcast(0.0f), x);
   }
   return x;
 }

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "backends/check_step.h"
 #include "backends/cuda/cuda_check.h"
 #include "backends/cuda/sample.h"
 
@@ -48,11 +47,13 @@ void CudaExecutable::forward(const DeviceStep& step, const Step* host) {
   for (size_t i = 0; i < program_.rope_tables.size(); ++i) {
     const RopeTable& table = program_.rope_tables[i];
     rope_turns(queue_, step_,
-               {.inv_freq = inv_freqs_[i].as<float>(),
+               {.inv_freq = inv_freqs_[i].as<const float>(),
                 .rotary_dim = static_cast<int>(table.rotary_dim),
                 .multiplier = table.multiplier,
                 .theta = table.theta,
                 .dynamic_factor = table.dynamic_factor,
+                .stepped = table.stepped,
+                .long_inv_freq = table.long_inv_freq.empty() ? nullptr : inv_freqs_[i].as<const float>() + table.rotary_dim / 2,
                 .max_positions = table.max_positions,
                 .turns = turns_[i].as<float2>()});
   }
@@ -116,7 +117,7 @@ void CudaExecutable::enqueue(const Step& step, std::span<const Draw> draws) {
   MAGA_CHECK(enqueued_ - collected_ < kStepsInFlight, "more than ", kStepsInFlight, " steps in flight");
   Slot& slot = slots_[enqueued_ % kStepsInFlight];
   const int64_t earlier = enqueued_ > 0 ? slots_[(enqueued_ - 1) % kStepsInFlight].draws : 0;
-  check_step(step, limits_, page_bytes_ > 0, program_.vocab, earlier);
+  check_step(step, limits_, bounds_, earlier);
   MAGA_CHECK(static_cast<int64_t>(draws.size()) <= limits_.logit_rows, draws.size(), " draws, limit ", limits_.logit_rows);
   for (const Draw& draw : draws)
     MAGA_CHECK(draw.row >= 0 && draw.row < static_cast<int32_t>(step.logit_rows.size()), "draw from row ", draw.row, " of ",
@@ -151,7 +152,7 @@ bool CudaExecutable::lost() const {
 void CudaExecutable::run(const Step& step) {
   use_device(device_->id);
   MAGA_CHECK(enqueued_ == collected_, "steps are in flight");
-  check_step(step, limits_, page_bytes_ > 0, program_.vocab);
+  check_step(step, limits_, bounds_);
   const StepShape shape{.tokens = static_cast<int>(step.tokens()),
                         .sequences = static_cast<int>(step.sequences()),
                         .rows = static_cast<int>(step.logit_rows.size()),

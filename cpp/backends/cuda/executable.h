@@ -9,6 +9,7 @@
 #include <optional>
 #include <vector>
 
+#include "backends/check_step.h"
 #include "backends/cuda/attention.h"
 #include "backends/cuda/backend.h"
 #include "backends/cuda/memory.h"
@@ -70,6 +71,9 @@ class CudaExecutable : public Executable {
   void launch(const StepShape& shape, const Step& step);
 
   void run(const Embed& op);
+  void run(const AddPositions& op);
+  void run(const LogScale& op);
+  void run(const Bound& op);
   void run(const Norm& op);
   void run(const Linear& op);
   void run(const Rope& op);
@@ -89,12 +93,14 @@ class CudaExecutable : public Executable {
   int rows(const View& view) const { return program_.values[view.value].rows == Rows::tokens ? step_.tokens : step_.rows; }
   KvLayer kv_layer(int32_t layer) const;
   AttentionPlan& plan_of(const Attention& op);
+  int own_weights(const Norm& op) const;  // as NormArgs::own
   LinearArgs linear_args(const View& in, const View& out, WeightId weight, WeightId bias) const;
 
   std::shared_ptr<Device> device_;
   Program program_;
   std::vector<std::shared_ptr<const Weight>> weights_;
   Limits limits_;
+  StepBounds bounds_;
   std::vector<bool> adds_up_;  // (ops) whether the op can add up the slabs of the linear before it
 
   Stream stream_;

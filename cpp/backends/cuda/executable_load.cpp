@@ -28,6 +28,7 @@ CudaExecutable::CudaExecutable(std::shared_ptr<Device> device, Program program, 
       program_(std::move(program)),
       weights_(std::move(weights)),
       limits_(limits),
+      bounds_(program_),
       queue_{.stream = stream_.get(), .overlap = device_->capability >= 90},
       page_bytes_(maga::page_bytes(program_, limits.page_tokens, limits.kv_dtype)) {
   MAGA_REQUIRE(limits_.page_tokens >= 16 && (limits_.page_tokens & (limits_.page_tokens - 1)) == 0, "K/V pages of ",
@@ -120,8 +121,10 @@ void CudaExecutable::allocate_scratch() {
   scratch_ = DeviceMemory(static_cast<int64_t>(linear_scratch_bytes(limits_.tokens, gated, device_->compute)), "scratch");
   for (const RopeTable& table : program_.rope_tables) {
     const int64_t pairs = table.rotary_dim / 2;
-    inv_freqs_.emplace_back(pairs * static_cast<int64_t>(sizeof(float)), "rope tables");
-    copy_in(inv_freqs_.back(), table.inv_freq);
+    std::vector<float> frequencies = table.inv_freq;
+    frequencies.insert(frequencies.end(), table.long_inv_freq.begin(), table.long_inv_freq.end());
+    inv_freqs_.emplace_back(static_cast<int64_t>(frequencies.size() * sizeof(float)), "rope tables");
+    copy_in(inv_freqs_.back(), frequencies);
     turns_.emplace_back(limits_.tokens * pairs * static_cast<int64_t>(sizeof(float2)), "rope angles");
   }
   for (const std::vector<float>& slopes : program_.alibi_slopes) {

@@ -9,6 +9,36 @@ void CudaExecutable::run(const Embed& op) {
         {.table = data(op.table), .out = matrix(op.out), .width = static_cast<int>(op.out.width), .scale = op.scale});
 }
 
+void CudaExecutable::run(const AddPositions& op) {
+  add_positions(queue_, device_->compute, step_,
+                {.in = matrix(op.in),
+                 .out = matrix(op.out),
+                 .table = data(op.table),
+                 .offset = op.offset,
+                 .width = static_cast<int>(op.out.width)});
+}
+
+void CudaExecutable::run(const LogScale& op) {
+  log_scale(queue_, device_->compute, step_, {.x = matrix(op.x), .width = static_cast<int>(op.x.width), .from = op.from});
+}
+
+void CudaExecutable::run(const Bound& op) {
+  const DType type = type_of(op.out.value);
+  MAGA_CHECK(type_of(op.in.value) == type, "a bound from ", name_of(type_of(op.in.value)), " to ", name_of(type));
+  bound(queue_, type,
+        {.in = matrix(op.in),
+         .out = matrix(op.out),
+         .rows = rows(op.out),
+         .width = static_cast<int>(op.out.width),
+         .kind = op.kind,
+         .limit = op.limit});
+}
+
+int CudaExecutable::own_weights(const Norm& op) const {
+  const WeightId given = op.weight != kNone ? op.weight : op.bias;
+  return given == kNone || program_.weights[given].shape[0] == op.group ? 0 : static_cast<int>(op.group);
+}
+
 void CudaExecutable::run(const Norm& op) {
   NormArgs args{.in = matrix(op.in),
                 .out = matrix(op.out),
@@ -17,6 +47,7 @@ void CudaExecutable::run(const Norm& op) {
                 .group = static_cast<int>(op.group),
                 .weight = data(op.weight),
                 .bias = data(op.bias),
+                .own = own_weights(op),
                 .kind = op.kind,
                 .eps = op.eps,
                 .weight_offset = op.weight_offset};

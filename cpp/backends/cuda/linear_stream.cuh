@@ -22,7 +22,8 @@ __device__ __forceinline__ float activate(float x) {
     const float u = 0.79788456f * (x + 0.044715f * x * x * x);
     return x * (1.f - 1.f / (1.f + __expf(2.f * u)));  // 0.5 x (1 + tanh u)
   }
-  return fmaxf(x, 0.f);
+  const float y = fmaxf(x, 0.f);
+  return kKind == ActivationKind::relu2 ? y * y : y;
 }
 
 template <typename T, int kTokens, int kRows, int kGroups, int kBoxes>
@@ -153,6 +154,7 @@ __global__ void __launch_bounds__(128 * kGroups + 64, 1)
         case ActivationKind::gelu: gated.template operator()<ActivationKind::gelu>(); break;
         case ActivationKind::gelu_tanh: gated.template operator()<ActivationKind::gelu_tanh>(); break;
         case ActivationKind::relu: gated.template operator()<ActivationKind::relu>(); break;
+        case ActivationKind::relu2: gated.template operator()<ActivationKind::relu2>(); break;
       }
     } else if (a.slabs) {
       float* const slab = a.slabs + static_cast<int64_t>(slice) * a.m * a.rows;

@@ -1,5 +1,5 @@
-// Kernels over rows of values: embed, norm, rope, K/V write, activation, add, select. `type` is the compute type of the program
-// (f32, f16, bf16); arithmetic is fp32 inside. A row of a value: base + row * stride, in elements.
+// Kernels over rows of values: embed, positions, norm, rope, K/V write, activation, bound, add, select. `type` is the compute type
+// of the program (f32, f16, bf16); arithmetic is fp32 inside. A row of a value: base + row * stride, in elements.
 #pragma once
 
 #include "backends/cuda/device_step.h"
@@ -30,6 +30,23 @@ struct EmbedArgs {
 };
 void embed(const Queue&, DType type, const DeviceStep&, const EmbedArgs&);
 
+// As AddPositions of program/ops.h.
+struct AddPositionsArgs {
+  Matrix in, out;
+  const void* table = nullptr;  // (positions + offset, width)
+  int64_t offset = 0;
+  int width = 0;
+};
+void add_positions(const Queue&, DType type, const DeviceStep&, const AddPositionsArgs&);
+
+// As LogScale of program/ops.h.
+struct LogScaleArgs {
+  Matrix x;
+  int width = 0;
+  int64_t from = 0;
+};
+void log_scale(const Queue&, DType type, const DeviceStep&, const LogScaleArgs&);
+
 // As Norm of program/ops.h. With slabs (group == width only): sum = slabs + bias + residual is rounded to `type` and stored to
 // `sum`, and what is normalised is that; `in` is not read.
 struct NormArgs {
@@ -37,6 +54,7 @@ struct NormArgs {
   int rows = 0, width = 0, group = 0;
   const void* weight = nullptr;
   const void* bias = nullptr;
+  int own = 0;  // elements from a run's weight and bias to the next run's; 0: all runs share them
   NormKind kind = NormKind::rms;
   float eps = 0, weight_offset = 0;
   Slabs slabs = {};
@@ -59,7 +77,10 @@ struct RopeTableArgs {
   const float* inv_freq = nullptr;  // (rotary_dim / 2) device
   int rotary_dim = 0;
   float multiplier = 1;
-  float theta = 0, dynamic_factor = 0;  // dynamic NTK, see program/program.h; factor 0: off
+  // What changes with the length, see program/program.h; long_inv_freq (rotary_dim / 2) device, or null
+  float theta = 0, dynamic_factor = 0;
+  bool stepped = false;
+  const float* long_inv_freq = nullptr;
   int64_t max_positions = 0;
   float2* turns = nullptr;
 };
@@ -97,6 +118,15 @@ struct ActivationArgs {
   ActivationKind kind = ActivationKind::silu;
 };
 void activation(const Queue&, DType type, const ActivationArgs&);
+
+// As Bound of program/ops.h.
+struct BoundArgs {
+  Matrix in, out;
+  int rows = 0, width = 0;
+  BoundKind kind = BoundKind::clamp;
+  float limit = 0;
+};
+void bound(const Queue&, DType type, const BoundArgs&);
 
 struct AddArgs {
   Matrix a, b, out;

@@ -1,53 +1,8 @@
-// Kernels whose elements do not know each other: embed, activation, add, select, the sum of slabs, and conversions.
-#include <algorithm>
-
-#include "backends/cuda/rows.cuh"
+// Kernels whose elements do not know each other: embed, activation, bound, add, select, the sum of slabs, and conversions.
+#include "backends/cuda/rows_each.cuh"
 
 namespace maga::cuda {
 namespace {
-
-// A body reads one vector (load) and writes its result (store); all loads of a thread come before its first store.
-// Block (threads along a row, rows), grid (rows, columns).
-template <typename Body, int kUnroll>
-__global__ void each_vector(const Body body, int rows, int vectors) {
-  allow_next();
-  const int row = blockIdx.x * blockDim.y + threadIdx.y;
-  const int first = blockIdx.y * blockDim.x * kUnroll + threadIdx.x;
-  wait_for_previous();
-  if (row >= rows) return;
-  typename Body::Operands operands[kUnroll];
-#pragma unroll
-  for (int u = 0; u < kUnroll; ++u)
-    if (const int v = first + u * blockDim.x; v < vectors) body.load(row, v * Body::kWidth, operands[u]);
-#pragma unroll
-  for (int u = 0; u < kUnroll; ++u)
-    if (const int v = first + u * blockDim.x; v < vectors) body.store(row, v * Body::kWidth, operands[u]);
-}
-
-template <typename Body>
-void launch_each(const Queue& queue, const Body& body, int rows, int width) {
-  if (rows == 0 || width == 0) return;
-  const int vectors = width / Body::kWidth;
-  // Few elements: small CTAs, to spread over the SMs. Many: two vectors a thread, for more bytes under way.
-  const bool many = int64_t{rows} * vectors > 1 << 17;
-  const int unroll = many && vectors >= 64 ? 2 : 1, most_threads = many ? 512 : 128;
-  const int threads = (vectors + unroll - 1) / unroll;
-  const int columns = (threads + most_threads - 1) / most_threads;
-  const int x = (threads + columns - 1) / columns, y = std::max(1, 128 / x);
-  MAGA_CHECK(columns <= 65535, "rows of ", width, " elements");
-  launch(queue, unroll == 2 ? each_vector<Body, 2> : each_vector<Body, 1>, dim3((rows + y - 1) / y, columns), dim3(x, y), 0, body,
-         rows, vectors);
-}
-
-// launch_body(Constant<N>{}) with the widest vector that `fits`.
-template <typename T, typename Fits, typename Launch>
-void with_vector(Fits&& fits, Launch&& launch_body) {
-  if (fits(kVector<T>)) {
-    launch_body(Constant<kVector<T>>{});
-  } else {
-    launch_body(Constant<1>{});
-  }
-}
 
 template <typename T, int N>
 struct Embedding {
@@ -91,7 +46,8 @@ __device__ __forceinline__ float activated(float x) {
   } else if constexpr (kKind == ActivationKind::gelu_tanh) {
     return 0.5f * x * (1 + tanhf(0.79788456080286536f * (x + 0.044715f * x * x * x)));
   } else {
-    return x < 0 ? 0 : x;  // NaN stays NaN
+    const float y = x < 0 ? 0 : x;  // NaN stays NaN
+    return kKind == ActivationKind::relu2 ? y * y : y;
   }
 }
 
@@ -119,6 +75,31 @@ struct Activated {
     }
     x.gate.set(y);
     x.gate.store(out.at(row, column));
+  }
+};
+
+template <typename T, int N>
+struct Bounded {
+  static constexpr int kWidth = N;
+  using Operands = Vector<T, N>;
+  Rows<T> in, out;
+  BoundKind kind;
+  float limit;
+
+  __device__ __forceinline__ void load(int row, int column, Operands& x) const { x.load(in.at(row, column)); }
+  __device__ __forceinline__ void store(int row, int column, Operands& x) const {
+    float y[N];
+    x.get(y);
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if (kind == BoundKind::tanh) {
+        y[i] = limit * tanhf(y[i] / limit);
+      } else {  // NaN stays NaN
+        y[i] = y[i] > limit ? limit : y[i] < -limit ? -limit : y[i];
+      }
+    }
+    x.set(y);
+    x.store(out.at(row, column));
   }
 };
 
@@ -256,7 +237,19 @@ void activation(const Queue& queue, DType type, const ActivationArgs& args) {
       case ActivationKind::gelu: return launch_activation<T, ActivationKind::gelu>(queue, args);
       case ActivationKind::gelu_tanh: return launch_activation<T, ActivationKind::gelu_tanh>(queue, args);
       case ActivationKind::relu: return launch_activation<T, ActivationKind::relu>(queue, args);
+      case ActivationKind::relu2: return launch_activation<T, ActivationKind::relu2>(queue, args);
     }
+  });
+}
+
+void bound(const Queue& queue, DType type, const BoundArgs& args) {
+  with_type(type, [&](auto element) {
+    using T = decltype(element);
+    with_vector<T>([&](int n) { return takes_vectors<T>(args.in, args.width, n) && takes_vectors<T>(args.out, args.width, n); },
+                   [&](auto n) {
+                     launch_each(queue, Bounded<T, n()>{Rows<T>(args.in), Rows<T>(args.out), args.kind, args.limit}, args.rows,
+                                 args.width);
+                   });
   });
 }
 

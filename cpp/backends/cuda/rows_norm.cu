@@ -16,6 +16,7 @@ struct Run {
   const NormCall<T>& call;
   int64_t row;
   int first;  // column
+  int own;    // of its weight and bias
 
   // kRuns vectors of the input from the v-th on, `gap` columns apart, as floats that `T` holds exactly.
   template <int kRuns>
@@ -78,7 +79,7 @@ struct Run {
     }
     Vector<T, N> vector;
     if (call.bias) {
-      vector.load(call.bias + v * N);
+      vector.load(call.bias + own + v * N);
       vector.get(w);
 #pragma unroll
       for (int i = 0; i < N; ++i) y[i] += w[i];
@@ -97,13 +98,14 @@ __global__ void __launch_bounds__(kMostThreads) norm(const NormCall<T> call) {
   const int vectors = call.group / N;
   const int run_index = blockIdx.x * blockDim.y + threadIdx.y;
   const int row = call.groups == 1 ? run_index : run_index / call.groups;
-  const Run<T, N, kAhead> run{call, row, (run_index - row * call.groups) * call.group};
+  const int of_row = run_index - row * call.groups;
+  const Run<T, N, kAhead> run{call, row, of_row * call.group, kAhead == 0 ? of_row * call.own : 0};
 
   Vector<T, N> weight[V > 0 ? V : 1];
   if (V > 0 && call.weight) {
 #pragma unroll
     for (int i = 0; i < V; ++i)
-      if (const int v = threadIdx.x + i * blockDim.x; v < vectors) weight[i].load(call.weight + v * N);
+      if (const int v = threadIdx.x + i * blockDim.x; v < vectors) weight[i].load(call.weight + run.own + v * N);
   }
   wait_for_previous();
   if (row >= call.rows) return;
@@ -150,7 +152,7 @@ __global__ void __launch_bounds__(kMostThreads) norm(const NormCall<T> call) {
   } else {
     for (int v = threadIdx.x; v < vectors; v += blockDim.x) {
       run.read_again(v, x[0]);
-      if (call.weight) weight[0].load(call.weight + v * N);
+      if (call.weight) weight[0].load(call.weight + run.own + v * N);
       run.write(v, x[0], mean, inverse, weight[0]);
     }
   }
@@ -196,7 +198,7 @@ void norm(const Queue& queue, DType type, const NormArgs& args) {
   if (args.rows == 0) return;
   MAGA_CHECK(args.group > 0 && args.width % args.group == 0, "groups of ", args.group, " in a width of ", args.width);
   const bool slabs = args.slabs.data;
-  MAGA_CHECK(!slabs || args.group == args.width, "slabs and groups");
+  MAGA_CHECK(!slabs || (args.group == args.width && args.own == 0), "slabs and groups");
   with_type(type, [&](auto element) {
     using T = decltype(element);
     const NormCall<T> call{.in = Rows<T>(args.in),
@@ -211,6 +213,7 @@ void norm(const Queue& queue, DType type, const NormArgs& args) {
                            .rows = args.rows,
                            .groups = args.width / args.group,
                            .group = args.group,
+                           .own = args.own,
                            .eps = args.eps,
                            .weight_offset = args.weight_offset};
     // With slabs, vectors of 4 floats: the slabs are most of the bytes, and more threads fetch them sooner.

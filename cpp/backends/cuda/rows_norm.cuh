@@ -16,6 +16,7 @@ struct NormCall {
   const T* slab_bias;
   int slab_count;
   int rows, groups, group;  // a row is `groups` runs of `group` columns
+  int own;                  // elements from a run's weight and bias to the next run's; 0: all runs share them
   float eps, weight_offset;
 };
 

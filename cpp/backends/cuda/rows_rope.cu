@@ -6,16 +6,17 @@
 namespace maga::cuda {
 namespace {
 
-// Dynamic NTK: theta' = theta * (factor * length / M - (factor - 1)) ^ (r / (r - 2))
+// theta' = theta * growth ^ (r / (r - 2)), growth = factor * length / M - (factor - 1), or Qwen's 2^ceil(log2(length / M) + 1) - 1
 __device__ float stretched_frequency(const RopeTableArgs& args, int64_t length, int j) {
   const double r = args.rotary_dim, factor = args.dynamic_factor;
-  const double growth = factor * static_cast<double>(length) / static_cast<double>(args.max_positions) - (factor - 1);
+  const double ratio = static_cast<double>(length) / static_cast<double>(args.max_positions);
+  const double growth = args.stepped ? exp2(ceil(log2(ratio) + 1)) - 1 : factor * ratio - (factor - 1);
   const double theta = args.theta * pow(growth, r / (r - 2));
   return static_cast<float>(1 / pow(theta, 2 * static_cast<double>(j) / r));
 }
 
 // A thread a pair. The angle is an fp32 product, as models are trained with it and as every backend here computes it.
-template <bool kDynamic>
+template <bool kByLength>
 __global__ void fill_turns(const RopeTableArgs args, const int32_t* positions, const int32_t* token_sequence,
                            const int32_t* prompt_length, int64_t pairs) {
   allow_next();
@@ -27,9 +28,10 @@ __global__ void fill_turns(const RopeTableArgs args, const int32_t* positions, c
   wait_for_previous();
   if (i >= pairs) return;
   const int32_t position = positions[token];
-  if constexpr (kDynamic) {
-    const int64_t length = max(int64_t{prompt_length[token_sequence[token]]}, int64_t{position} + 1);
-    if (length > args.max_positions) frequency = stretched_frequency(args, length, j);
+  if constexpr (kByLength) {
+    const int64_t prompt = prompt_length[token_sequence[token]];
+    const int64_t length = args.stepped ? prompt : max(prompt, int64_t{position} + 1);
+    if (length > args.max_positions) frequency = args.long_inv_freq ? args.long_inv_freq[j] : stretched_frequency(args, length, j);
   }
   float sine, cosine;
   sincosf(__fmul_rn(frequency, static_cast<float>(position)), &sine, &cosine);
@@ -111,7 +113,8 @@ void rope_turns(const Queue& queue, const DeviceStep& step, const RopeTableArgs&
   const int64_t pairs = int64_t{step.tokens} * (args.rotary_dim / 2);
   if (pairs == 0) return;
   constexpr int kThreads = 128;
-  auto* kernel = args.dynamic_factor > 0 ? fill_turns<true> : fill_turns<false>;
+  const bool by_length = args.dynamic_factor > 0 || args.stepped || args.long_inv_freq;
+  auto* kernel = by_length ? fill_turns<true> : fill_turns<false>;
   launch(queue, kernel, dim3((pairs + kThreads - 1) / kThreads), dim3(kThreads), 0, args, step.positions, step.token_sequence,
          step.prompt_length, pairs);
 }

@@ -132,6 +132,9 @@ class ReferenceExecutable : public Executable {
     }
     for (const int32_t page : step.pages) MAGA_REQUIRE(page >= 0 && page < limits_.pages, "page ", page, " of ", limits_.pages);
     for (const int32_t row : step.logit_rows) MAGA_REQUIRE(row >= 0 && row < tokens, "logit row ", row, " of ", tokens, " tokens");
+    if (const int64_t rows = machine_.program.table_positions())
+      for (const int32_t position : step.positions)
+        MAGA_REQUIRE(position >= 0 && position < rows, "position ", position, " of ", rows);
     for (const Op& op : machine_.program.ops)
       if (std::holds_alternative<Embed>(op))
         for (const int32_t id : step.ids)

@@ -70,22 +70,25 @@ void norm(int64_t rows, Columns out, Columns in, const DoubleWeight* weight, con
       double squares = 0;
       for (int64_t i = 0; i < n; ++i) squares += (in.at(r, g + i) - mean) * (in.at(r, g + i) - mean);
       const double inverse = 1 / std::sqrt(squares / static_cast<double>(n) + options.eps);
+      const auto of_run = [&](const DoubleWeight& w, int64_t i) { return w.at(0, w.cols == n ? i : g + i); };
       for (int64_t i = 0; i < n; ++i) {
         double y = (in.at(r, g + i) - mean) * inverse;
-        if (weight) y *= weight->at(0, i) + options.weight_offset;
-        if (bias) y += bias->at(0, i);
+        if (weight) y *= of_run(*weight, i) + options.weight_offset;
+        if (bias) y += of_run(*bias, i);
         out.at(r, g + i) = y;
       }
     }
 }
 
-// The frequency of pair `i` for a sequence of `length` tokens. Dynamic NTK (the "dynamic" rope scaling of transformers) grows
-// the base once the length passes max_positions; like the frequencies of the table, the result is kept in fp32.
-float frequency(const RopeTable& table, int64_t i, int64_t length) {
-  if (table.dynamic_factor == 0 || length <= table.max_positions) return table.inv_freq[i];
+// The frequency of pair `i` for a token at `position` of a sequence whose prompt has `prompt` tokens. Dynamic NTK (the "dynamic"
+// rope scaling of transformers) and Qwen's grow the base; like the frequencies of the table, the result is kept in fp32.
+float frequency(const RopeTable& table, int64_t i, int64_t prompt, int64_t position) {
+  const int64_t length = table.stepped ? prompt : std::max(prompt, position + 1);
+  if (!table.by_length() || length <= table.max_positions) return table.inv_freq[i];
+  if (!table.long_inv_freq.empty()) return table.long_inv_freq[i];
   const double r = static_cast<double>(table.rotary_dim);
-  const double factor = table.dynamic_factor;
-  const double stretch = factor * static_cast<double>(length) / static_cast<double>(table.max_positions) - (factor - 1);
+  const double factor = table.dynamic_factor, ratio = static_cast<double>(length) / static_cast<double>(table.max_positions);
+  const double stretch = table.stepped ? std::exp2(std::ceil(std::log2(ratio) + 1)) - 1 : factor * ratio - (factor - 1);
   const double base = table.theta * std::pow(stretch, r / (r - 2));
   return static_cast<float>(std::pow(base, -2.0 * static_cast<double>(i) / r));
 }
@@ -94,10 +97,10 @@ void rope(Columns x, int64_t head_dim, const RopeTable& table, const Step& step)
   const int64_t half = table.rotary_dim / 2;
   for_each_token(step, [&](int64_t s, int64_t t, int64_t) {
     const int64_t position = step.positions[t];
-    const int64_t length = std::max<int64_t>(step.prompt_length.empty() ? 0 : step.prompt_length[s], position + 1);
+    const int64_t prompt = step.prompt_length.empty() ? 0 : step.prompt_length[s];
     for (int64_t i = 0; i < half; ++i) {
       // An fp32 product, as models are trained with it: at position 10000 its rounding already moves the angle by up to 5e-4.
-      const double angle = static_cast<float>(position) * frequency(table, i, length);
+      const double angle = static_cast<float>(position) * frequency(table, i, prompt, position);
       const double cosine = std::cos(angle) * table.multiplier, sine = std::sin(angle) * table.multiplier;
       for (int64_t head = 0; head < x.width; head += head_dim) {
         double& first = x.at(t, head + (table.interleaved ? 2 * i : i));
@@ -169,6 +172,7 @@ double activate(ActivationKind kind, double x) {
     case ActivationKind::gelu: return 0.5 * x * (1 + std::erf(x / std::numbers::sqrt2));
     case ActivationKind::gelu_tanh: return 0.5 * x * (1 + std::tanh(std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x)));
     case ActivationKind::relu: return x < 0 ? 0 : x;  // NaN stays NaN
+    case ActivationKind::relu2: return x < 0 ? 0 : x * x;
   }
   return x;
 }
@@ -194,6 +198,30 @@ struct Runner {
     const Columns out = m.columns(op.out);
     for (int64_t r = 0; r < rows; ++r)
       for (int64_t c = 0; c < out.width; ++c) out.at(r, c) = m.weight(op.table)->at(step.ids[r], c) * op.scale;
+  }
+
+  void operator()(const AddPositions& op) const {
+    const Columns out = m.columns(op.out), in = m.columns(op.in);
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t c = 0; c < out.width; ++c) out.at(r, c) = in.at(r, c) + m.weight(op.table)->at(step.positions[r] + op.offset, c);
+  }
+
+  void operator()(const LogScale& op) const {
+    const Columns x = m.columns(op.x);
+    for (int64_t r = 0; r < rows; ++r) {
+      const double factor = std::log(step.positions[r] + 1.0) / std::log(static_cast<double>(op.from));
+      for (int64_t c = 0; c < x.width; ++c) x.at(r, c) *= std::max(1.0, factor);
+    }
+  }
+
+  void operator()(const Bound& op) const {
+    const Columns out = m.columns(op.out), in = m.columns(op.in);
+    const double limit = op.limit;
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t c = 0; c < out.width; ++c) {
+        const double x = in.at(r, c);
+        out.at(r, c) = op.kind == BoundKind::tanh ? limit * std::tanh(x / limit) : std::clamp(x, -limit, limit);  // NaN stays NaN
+      }
   }
 
   void operator()(const Norm& op) const {

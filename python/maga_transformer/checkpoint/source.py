@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from maga_transformer.checkpoint.interface import Checkpoint
 
-_TEXT = re.compile(r"(.*?)(?:\[(\d+):(\d+)/(\d+)\])?(\[unit\])?(?:\[\*([-+.\de]+)\])?")
+_TEXT = re.compile(r"(.*?)(?:\[(transposed|flat)\])?(?:\[(\d+):(\d+)/(\d+)\])?(\[unit\])?(?:\[\*([-+.\de]+)\])?")
 
 
 @dataclass(frozen=True)
@@ -24,20 +24,24 @@ class Source:
     period: int = 0  # 0: all rows
     unit: bool = False  # each row is divided by its Euclidean norm; as text: name[unit]
     factor: float = 1.0  # all values are multiplied by it; as text: name[*factor]
+    layout: str = ""  # "transposed", or "flat": a matrix as one vector; as text: name[transposed], before its rows are chosen
 
     @staticmethod
     def parse(text: str) -> Source:
         match = _TEXT.fullmatch(text)
         assert match is not None  # the expression takes any text
-        begin, end, period = (int(match[group] or 0) for group in (2, 3, 4))
-        return Source(match[1], begin, end, period, match[5] is not None, float(match[6] or 1))
+        begin, end, period = (int(match[group] or 0) for group in (3, 4, 5))
+        return Source(match[1], begin, end, period, match[6] is not None, float(match[7] or 1), match[2] or "")
 
     def __str__(self) -> str:
+        layout = f"[{self.layout}]" if self.layout else ""
         rows = f"[{self.begin}:{self.end}/{self.period}]" if self.period else ""
-        return self.tensor + rows + ("[unit]" if self.unit else "") + (f"[*{self.factor!r}]" if self.factor != 1 else "")
+        return self.tensor + layout + rows + ("[unit]" if self.unit else "") + (f"[*{self.factor!r}]" if self.factor != 1 else "")
 
     def rows_of(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """The rows of a tensor in any row-separable form; a single range stays a view of the mapped file."""
+        if self.layout:
+            values = values.T if self.layout == "transposed" else values.reshape(-1)
         if not self.period:
             return values
         if values.shape[0] % self.period:

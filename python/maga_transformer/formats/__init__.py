@@ -19,6 +19,9 @@ def read_weight(checkpoint: Checkpoint, sources: list[str]) -> Canonical:
 
 
 def _read_source(checkpoint: Checkpoint, source: Source) -> Canonical:
+    if source.layout and checkpoint.dtype(source.tensor) in FORMATS:
+        name = source.tensor
+        raise ValueError(f"{checkpoint.file(name)}: tensor {name} has the type {checkpoint.dtype(name)}, its blocks lie along rows")
     weight = _canonical(checkpoint, source.tensor, source.rows_of(checkpoint.tensor(source.tensor)))
     weight = unit_rows(weight) if source.unit else weight
     return weight if source.factor == 1 else scaled(weight, source.factor)

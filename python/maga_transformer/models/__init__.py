@@ -10,12 +10,17 @@ from maga_transformer.models.cohere import Cohere, Cohere2
 from maga_transformer.models.falcon import Falcon
 from maga_transformer.models.family import Family
 from maga_transformer.models.gemma import Gemma
+from maga_transformer.models.gemma2 import Gemma2
 from maga_transformer.models.gemma3 import Gemma3
+from maga_transformer.models.gpt2 import Gpt2, GptBigCode
 from maga_transformer.models.gpt_neox import GptNeoX
 from maga_transformer.models.internlm import InternLM, InternLM2
 from maga_transformer.models.llama import Aquila, Llama, Mistral, Xverse
 from maga_transformer.models.mpt import Mpt
+from maga_transformer.models.nemotron import Nemotron
+from maga_transformer.models.olmo import Olmo
 from maga_transformer.models.olmo2 import Olmo2
+from maga_transformer.models.opt import Opt
 from maga_transformer.models.phi import Phi
 from maga_transformer.models.phi3 import Phi3
 from maga_transformer.models.qwen import Qwen
@@ -43,14 +48,20 @@ _FAMILIES: tuple[type[Family], ...] = (
     Cohere2,
     Falcon,
     Gemma,
+    Gemma2,
     Gemma3,
     Glm,
     Glm4,
+    Gpt2,
+    GptBigCode,
     GptNeoX,
     InternLM,
     InternLM2,
     Mpt,
+    Nemotron,
+    Olmo,
     Olmo2,
+    Opt,
     Phi,
     Phi3,
     StableLm,

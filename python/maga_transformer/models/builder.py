@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from maga_transformer._core import Program, View
@@ -17,11 +17,10 @@ _ACTIVATIONS = {
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
+    "relu2": "relu2",
 }
 # Buffers that some exporters store beside the weights; they follow from the config.
-_BUFFERS = re.compile(
-    r"((rotary(_pos)?_emb|maybe_rotary)\.(inv_freq|cos_cached|sin_cached)|\battention\.bias|\b(attention|attn)\.masked_bias)$"
-)
+_BUFFERS = re.compile(r"((rotary(_pos)?_emb|maybe_rotary)\.(inv_freq|cos_cached|sin_cached)|\b(attention|attn)\.(masked_)?bias)$")
 
 
 @dataclass(frozen=True)
@@ -41,6 +40,7 @@ class Norm:
 
     kind: str  # rms or layer
     eps: float
+    weight: bool = True
     bias: bool = False
     offset: float = 0.0
     scale: float = 1.0  # multiplied into the stored weight
@@ -49,10 +49,12 @@ class Norm:
 class Builder:
     """Methods take and return Views; a tensor that is missing, surplus or of another shape is a ValueError that names it."""
 
-    def __init__(self, checkpoint: Checkpoint, family: str) -> None:
+    def __init__(self, checkpoint: Checkpoint, family: str, *, transposed_linears: bool = False) -> None:
+        """`transposed_linears`: the checkpoint stores their weights as (in, out)."""
         self.program = Program()
         self.program.family = family
         self._checkpoint = checkpoint
+        self._linear_layout = "transposed" if transposed_linears else ""
         self._names = set(checkpoint.names())
         self._used: set[str] = set()
         self._weights: dict[tuple[str, ...], int] = {}
@@ -70,6 +72,13 @@ class Builder:
         self.program.embed(out, self._weight([table], [rows, columns]), scale=scale)
         return out
 
+    def add_positions(self, x: View, table: str, *, positions: int, offset: int = 0) -> View:
+        """x plus the row `position + offset` of a table of learned positions."""
+        rows, columns = self._matrix(table, positions + offset, x.width)
+        out = self._value("positioned", columns)
+        self.program.add_positions(out, x, table=self._weight([table], [rows, columns]), offset=offset)
+        return out
+
     def norm(self, x: View, module: str, norm: Norm) -> View:
         out = self._value(module, x.width, self._rows[x.value])
         self._norm(out, x, module, norm, x.width)
@@ -79,8 +88,20 @@ class Builder:
         """Of each run of `group` columns: each head of q or k, or all of them together."""
         self._norm(x, x, module, norm, group)
 
+    def norm_heads(self, x: View, weights: str | Sequence[str], norm: Norm, head_dim: int) -> None:
+        """In place, each head by a weight of its own: a tensor of (heads, head_dim), or one of (head_dim) a head."""
+        if isinstance(weights, str):
+            self._check(weights, (x.width // head_dim, head_dim))
+            sources = [str(Source(weights, layout="flat"))]
+        else:
+            for tensor in weights:
+                self._check(tensor, (head_dim,))
+            sources = list(weights)
+        weight = self._weight(sources, [x.width])
+        self.program.norm(x, x, weight=weight, kind=norm.kind, eps=norm.eps, group=head_dim, weight_offset=norm.offset)
+
     def _norm(self, out: View, x: View, module: str, norm: Norm, group: int) -> None:
-        weight = self._vector(module + ".weight", group, norm.scale)
+        weight = self._vector(module + ".weight", group, norm.scale) if norm.weight else -1
         bias = self._vector(module + ".bias", group, norm.scale) if norm.bias else -1
         self.program.norm(
             out, x, weight=weight, bias=bias, kind=norm.kind, eps=norm.eps, group=group, weight_offset=norm.offset * norm.scale
@@ -92,7 +113,7 @@ class Builder:
     def linears(self, x: View, modules: Sequence[str], *, widths: Sequence[int | None], bias: bool = False) -> list[View]:
         """Several linears of one input as neighbouring columns of one value. Neighbours stored in the same format become one
         matrix; others stay apart, since a common format would cost bytes or exactness."""
-        sizes = [self._matrix(m + ".weight", width, x.width)[0] for m, width in zip(modules, widths, strict=True)]
+        sizes = [self._linear_weight(m, width, x.width) for m, width in zip(modules, widths, strict=True)]
         if bias:
             for module, size in zip(modules, sizes, strict=True):
                 self._check(module + ".bias", (size,))
@@ -102,7 +123,8 @@ class Builder:
         for _, group in groupby(parts, key=lambda part: self._checkpoint.dtype(part[0] + ".weight")):
             names, outs = zip(*group, strict=True)
             out = View(value, outs[0].offset, sum(view.width for view in outs))
-            weight = self._weight([name + ".weight" for name in names], [out.width, x.width])
+            sources = [str(Source(name + ".weight", layout=self._linear_layout)) for name in names]
+            weight = self._weight(sources, [out.width, x.width])
             biases = self._weight([name + ".bias" for name in names], [out.width]) if bias else -1
             self.program.linear(out, x, weight=weight, bias=biases)
         return views
@@ -111,12 +133,12 @@ class Builder:
         """Several linears of one input that the checkpoint stores as one tensor, as neighbouring columns of one value. Its rows
         are `groups` times a run of rows of each linear: 1 is one linear after the other, the number of heads is head by head."""
         total = sum(widths)
-        self._check(module + ".weight", (total, x.width))
+        self._linear_weight(module, total, x.width)
         if bias:
             self._check(module + ".bias", (total,))
         views = self._columns(module, x, widths)
-        weight = self._weight(_runs(module + ".weight", widths, groups), [total, x.width])
-        biases = self._weight(_runs(module + ".bias", widths, groups), [total]) if bias else -1
+        weight = self._weight(_runs(Source(module + ".weight", layout=self._linear_layout), widths, groups), [total, x.width])
+        biases = self._weight(_runs(Source(module + ".bias"), widths, groups), [total]) if bias else -1
         self.program.linear(View(views[0].value, 0, total), x, weight=weight, bias=biases)
         return views
 
@@ -134,6 +156,8 @@ class Builder:
                 multiplier=rope.multiplier,
                 theta=rope.theta,
                 dynamic_factor=rope.dynamic_factor,
+                stepped=rope.stepped,
+                long_inv_freq=rope.long_inv_freq,
                 max_positions=rope.max_positions,
             )
         for view in views:
@@ -148,10 +172,12 @@ class Builder:
         *,
         window: int = 0,
         scale: float | None = None,
+        soft_cap: float = 0.0,
         alibi: Sequence[float] | None = None,
     ) -> View:
         """Causal attention over pages of its own; `window` counts the keys that a query sees, 0 is all of them. `scale` None is
-        head_dim**-0.5; `alibi` are slopes, one a head, of what a score loses per token of distance."""
+        head_dim**-0.5; scores stay below `soft_cap`, 0 is none; `alibi` are slopes, one a head, of what a score loses per token of
+        distance."""
         out = self._value(f"attention.{self._layers}", q.width)
         self.program.attention(
             out,
@@ -164,6 +190,7 @@ class Builder:
             head_dim=heads.head_dim,
             scale=heads.head_dim**-0.5 if scale is None else scale,
             window=window,
+            soft_cap=soft_cap,
             alibi=-1 if alibi is None else self._alibi_table(tuple(alibi)),
         )
         self._layers += 1
@@ -191,6 +218,11 @@ class Builder:
         self.program.activation(out, gate, up, kind=_ACTIVATIONS[activation])
         return out
 
+    def clamp(self, views: Sequence[View], limit: float) -> None:
+        """In place: no element further from 0 than `limit`. The views are neighbouring columns of one value."""
+        all_of_them = View(views[0].value, views[0].offset, sum(view.width for view in views))
+        self.program.bound(all_of_them, all_of_them, kind="clamp", limit=limit)
+
     def add(self, a: View, b: View) -> View:
         out = self._value("residual", a.width, self._rows[a.value])
         self.program.add(out, a, b)
@@ -202,12 +234,24 @@ class Builder:
         self.program.select(out, x)
         return out
 
-    def head(self, x: View, table: str, *, vocab: int | None, bias: str | None = None, unit_rows: bool = False) -> None:
-        """Logits from the selected rows; ends the program. `unit_rows`: each row of the table is divided by its norm."""
+    def head(
+        self,
+        x: View,
+        table: str,
+        *,
+        vocab: int | None,
+        bias: str | None = None,
+        unit_rows: bool = False,
+        soft_cap: float = 0.0,
+    ) -> None:
+        """Logits from the selected rows; ends the program. `unit_rows`: each row of the table is divided by its norm. `soft_cap`:
+        logits become soft_cap * tanh(logits / soft_cap); 0: they stay."""
         rows, columns = self._matrix(table, vocab, x.width)
         logits = self._value("logits", rows, "logits")
         weight = self._weight([str(Source(table, unit=unit_rows))], [rows, columns])
         self.program.linear(logits, x, weight=weight, bias=-1 if bias is None else self._vector(bias, rows))
+        if soft_cap:
+            self.program.bound(logits, logits, kind="tanh", limit=soft_cap)
         self.program.logits = logits.value
         self.program.vocab = rows
 
@@ -267,6 +311,12 @@ class Builder:
         found = self._check(name, (rows, columns))
         return found[0], found[1]
 
+    def _linear_weight(self, module: str, width: int | None, columns: int) -> int:
+        """Checks a linear's weight; returns its width."""
+        if self._linear_layout:
+            return self._matrix(module + ".weight", columns, width)[1]
+        return self._matrix(module + ".weight", width, columns)[0]
+
     def _vector(self, name: str, size: int, factor: float = 1.0) -> int:
         self._check(name, (size,))
         return self._weight([str(Source(name, factor=factor))], [size])
@@ -280,12 +330,13 @@ class Builder:
         return self._weights[key]
 
 
-def _runs(tensor: str, widths: Sequence[int], groups: int) -> list[str]:
+def _runs(whole: Source, widths: Sequence[int], groups: int) -> list[str]:
     """Sources of the rows of each linear, in turn."""
     if groups == 1:
-        return [tensor]
+        return [str(whole)]
     runs = [width // groups for width in widths]
-    return [str(Source(tensor, sum(runs[:i]), sum(runs[: i + 1]), sum(runs))) for i in range(len(runs))]
+    total = sum(runs)
+    return [str(replace(whole, begin=sum(runs[:i]), end=sum(runs[: i + 1]), period=total)) for i in range(len(runs))]
 
 
 def _joined(names: Sequence[str]) -> str:

@@ -28,7 +28,7 @@ class Glm(Phi3):
         return b.qkv(x, module, self.heads, bias=self.config.flag("attention_bias", True))
 
     def read_rope(self) -> Rope:
-        return replace(super().read_rope(), interleaved=True)
+        return replace(read_rope(self.config, self.heads.head_dim), interleaved=True)
 
     def window(self) -> int:
         return 0

@@ -23,7 +23,6 @@ class Cohere(Family):
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint)
-        self.config.require("use_qk_norm", False)
         self.norm = Norm("layer", self.norm.eps)
 
     def layer(self, b: Builder, x: View, i: int) -> View:
@@ -31,6 +30,9 @@ class Cohere(Family):
         bias = self.config.flag("attention_bias", False)
         h = b.norm(x, f"{module}.input_layernorm", self.norm)
         q, k, v = b.qkv(h, f"{module}.self_attn", self.heads, bias=bias)
+        if self.config.flag("use_qk_norm", False):
+            for view, name in ((q, "q_norm"), (k, "k_norm")):
+                b.norm_heads(view, f"{module}.self_attn.{name}.weight", self.norm, self.heads.head_dim)
         x = b.add(x, b.linear(self.attend_layer(b, q, k, v, i), f"{module}.self_attn.o_proj", width=self.hidden, bias=bias))
         return b.add(x, b.gated_mlp(h, f"{module}.mlp", self.activation, width=self.intermediate))
 

@@ -28,6 +28,7 @@ class Family(ABC):
     architectures: ClassVar[tuple[str, ...]]  # as config.json names them
     spellings: ClassVar[Mapping[str, str]] = MappingProxyType({})  # Llama's config keys -> the family's own
     defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # of config keys that are absent or null
+    transposed_linears: ClassVar[bool] = False  # whether the checkpoint stores their weights as (in, out)
     norm_kind: ClassVar[str] = "rms"
     norm_eps: ClassVar[tuple[str, float]] = ("rms_norm_eps", 1e-6)  # config key and default
     embedding: str = "model.embed_tokens.weight"  # the tensor's name; tied models may store it as the head
@@ -55,7 +56,7 @@ class Family(ABC):
         """Appends layer `i` to the program; x and the result are (tokens, hidden)."""
 
     def build(self) -> Program:
-        b = Builder(self.checkpoint, self.model_type)
+        b = Builder(self.checkpoint, self.model_type, transposed_linears=self.transposed_linears)
         b.program.max_positions = self.positions()
         self.embedding, self.head = self._vocabulary_tensors(b)
         vocab = self.config.integer("vocab_size") if self.config.get("vocab_size") is not None else None
@@ -74,13 +75,14 @@ class Family(ABC):
     def logits(self, b: Builder, x: View, vocab: int | None) -> None:
         b.head(x, self.head, vocab=vocab)
 
-    def attend(self, b: Builder, q: View, k: View, v: View, *, window: int = 0) -> View:
+    def attend(self, b: Builder, q: View, k: View, v: View, *, window: int = 0, scale: float | None = None) -> View:
         """Attention with the family's positions."""
         if self.rope is not None:
             b.rope([q, k], self.rope, self.heads.head_dim)
-        return b.attention(q, k, v, self.heads, window=window, alibi=self.alibi)
+        return b.attention(q, k, v, self.heads, window=window, scale=scale, alibi=self.alibi)
 
-    def read_rope(self) -> Rope:
+    def read_rope(self) -> Rope | None:
+        """None: queries and keys are not rotated."""
         return read_rope(self.config, self.heads.head_dim)
 
     def uses_alibi(self) -> bool:

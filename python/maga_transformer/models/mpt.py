@@ -1,4 +1,4 @@
-"""MPT (https://www.databricks.com/blog/mpt-7b): ALiBi, no biases, q, k and v in one tensor."""
+"""MPT (https://www.databricks.com/blog/mpt-7b): ALiBi or learned positions; q, k and v in one tensor, with bounds or norms."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -36,23 +36,40 @@ class Mpt(Family):
             raise ValueError(f"{checkpoint.path}: config key attn_config is {attention!r}, expected an object")
         self.attention = ModelConfig(f"{checkpoint.path}, attn_config", attention)
         super().__init__(checkpoint)
-        self.attention.require("attn_type", "multihead_attention")
-        self.attention.require("alibi", True)
-        for key in ("clip_qkv", "qk_ln", "prefix_lm", "rope", "qk_gn", "sliding_window_size"):
+        for key in ("prefix_lm", "rope", "qk_gn", "sliding_window_size"):
             self.attention.require(key, False, *([-1] if key == "sliding_window_size" else []))
-        self.config.require("no_bias", True)
         self.config.require("norm_type", "low_precision_layernorm", "layernorm")
-        self.norm = Norm("layer", self.norm.eps)
+        self._bias = not self.config.flag("no_bias", True)
+        self.norm = Norm("layer", self.norm.eps, bias=self._bias)
+
+    def kv_heads(self, heads: int) -> int:
+        self.attention.require("attn_type", "multihead_attention", "multiquery_attention", "grouped_query_attention")
+        kind = self.attention.text("attn_type", "multihead_attention")
+        if kind == "grouped_query_attention":
+            return self.attention.integer("kv_n_heads")
+        return 1 if kind == "multiquery_attention" else heads
+
+    def embed(self, b: Builder, vocab: int | None) -> View:
+        x = super().embed(b, vocab)
+        if self.uses_alibi() or not self.config.flag("learned_pos_emb", True):
+            return x
+        return b.add_positions(x, "transformer.wpe.weight", positions=self.positions())
 
     def layer(self, b: Builder, x: View, i: int) -> View:
-        module = f"transformer.blocks.{i}"
-        q, k, v = b.split_linear(b.norm(x, f"{module}.norm_1", self.norm), f"{module}.attn.Wqkv", self.heads.widths())
+        module, bias = f"transformer.blocks.{i}", self._bias
+        h = b.norm(x, f"{module}.norm_1", self.norm)
+        q, k, v = b.split_linear(h, f"{module}.attn.Wqkv", self.heads.widths(), bias=bias)
+        if self.attention.get("clip_qkv"):
+            b.clamp([q, k, v], self.attention.number("clip_qkv"))
+        if self.attention.flag("qk_ln", False):
+            b.norm_in_place(q, f"{module}.attn.q_ln", self.norm, q.width)
+            b.norm_in_place(k, f"{module}.attn.k_ln", self.norm, k.width)
         scale = None if self.attention.get("softmax_scale") is None else self.attention.number("softmax_scale")
         h = b.attention(q, k, v, self.heads, scale=scale, alibi=self.alibi)
-        x = b.add(x, b.linear(h, f"{module}.attn.out_proj", width=self.hidden))
+        x = b.add(x, b.linear(h, f"{module}.attn.out_proj", width=self.hidden, bias=bias))
         h = b.norm(x, f"{module}.norm_2", self.norm)
         width = self.config.integer("expansion_ratio", 4) * self.hidden
-        return b.add(x, b.mlp(h, f"{module}.ffn.up_proj", f"{module}.ffn.down_proj", self.activation, width=width))
+        return b.add(x, b.mlp(h, f"{module}.ffn.up_proj", f"{module}.ffn.down_proj", self.activation, width=width, bias=bias))
 
     def normed(self, b: Builder, x: View) -> View:
         """The head is linear and has no bias, so what scales its input scales the logits."""
@@ -63,8 +80,11 @@ class Mpt(Family):
             scale = self.config.number("logit_scale")
         return b.norm(x, self.final_norm, replace(self.norm, scale=scale))
 
+    def read_rope(self) -> None:
+        return None
+
     def uses_alibi(self) -> bool:
-        return True
+        return self.attention.flag("alibi", True)
 
     def alibi_slopes(self) -> Sequence[float]:
         return mpt_slopes(self.heads.heads, self.attention.number("alibi_bias_max", 8))

@@ -1,16 +1,15 @@
-"""Qwen, the first generation (https://arxiv.org/abs/2309.16609). Its dynamic NTK and log-n attention begin beyond seq_length, which
-is where the context ends here."""
+"""Qwen, the first generation (https://arxiv.org/abs/2309.16609): beyond seq_length the base of its rotation grows in steps with the
+length of the prompt, and queries grow with the logarithm of their position."""
 
-import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import ClassVar
 
 from maga_transformer._core import View
 from maga_transformer.models.builder import Builder
 from maga_transformer.models.family import Family
-
-log = logging.getLogger(__name__)
+from maga_transformer.models.rope import Rope, read_rope
 
 
 class Qwen(Family):
@@ -29,14 +28,25 @@ class Qwen(Family):
         self.config.require("no_bias", True)
         h = b.norm(x, f"{module}.ln_1", self.norm)
         q, k, v = b.split_linear(h, f"{module}.attn.c_attn", self.heads.widths(), bias=True)
+        if self.config.flag("use_logn_attn", False) and self.positions() > self._trained():
+            b.program.log_scale(q, from_=self._trained())
         x = b.add(x, b.linear(self.attend(b, q, k, v), f"{module}.attn.c_proj", width=self.hidden))
         h = b.norm(x, f"{module}.ln_2", self.norm)
         mlp, width = f"{module}.mlp", self.config.integer("intermediate_size", least=2) // 2  # the key counts both matrices
         gate, up = b.linears(h, [f"{mlp}.w2", f"{mlp}.w1"], widths=[width, width])
         return b.add(x, b.linear(b.activate(gate, up, self.activation), f"{mlp}.c_proj", width=self.hidden))
 
+    def read_rope(self) -> Rope:
+        rope = replace(read_rope(self.config, self.heads.head_dim), max_positions=self._trained())
+        return replace(rope, stepped=self._extends())
+
     def positions(self) -> int:
-        length = self.config.integer("seq_length", 8192)
-        if self.config.flag("use_dynamic_ntk", False) or self.config.flag("use_logn_attn", False):
-            log.warning("%s: dynamic NTK and log-n attention are not supported: the context ends at %d", self.config.path, length)
-        return length
+        return self.config.integer("max_position_embeddings") if self._extends() else self._trained()
+
+    def _trained(self) -> int:
+        return self.config.integer("seq_length", 8192)
+
+    def _extends(self) -> bool:
+        """Beyond what it was trained on."""
+        longest = self.config.integer("max_position_embeddings", self._trained())
+        return self.config.flag("use_dynamic_ntk", False) and longest > self._trained()

@@ -45,6 +45,8 @@ class Rope:
     max_positions: int
     extended_positions: int
     interleaved: bool = False
+    stepped: bool = False
+    long_inv_freq: tuple[float, ...] = ()
 
 
 def read_rope(config: ModelConfig, head_dim: int, *, theta: float = 10000.0) -> Rope:
@@ -73,7 +75,7 @@ def read_rope(config: ModelConfig, head_dim: int, *, theta: float = 10000.0) -> 
     if unknown:
         log.warning("%s: rope type %s does not use the keys %s", config.path, kind, ", ".join(sorted(unknown)))
 
-    frequencies = base ** -(np.arange(0, rotary_dim, 2) / rotary_dim)
+    plain = frequencies = base ** -(np.arange(0, rotary_dim, 2) / rotary_dim)
     multiplier, dynamic_factor, extended = 1.0, 0.0, positions
     if kind == "divisors":
         frequencies = frequencies / _divisors(config, scaling, "divisors", frequencies.size)
@@ -81,9 +83,9 @@ def read_rope(config: ModelConfig, head_dim: int, *, theta: float = 10000.0) -> 
         frequencies = frequencies / _divisors(config, scaling, "short_factor", frequencies.size)
         original = _original_positions(config, scaling)
         multiplier = _longrope_multiplier(config, scaling, positions / original, original)
-        extended = min(positions, int(original))
-        if extended < positions:  # where a sequence would change to long_factor, and with it the rotation of its earlier keys
-            log.warning("%s: longrope's long factors are not supported: the context ends at %d", config.path, extended)
+        long = _as_fp32(plain / _divisors(config, scaling, "long_factor", plain.size))
+        inv_freq = _as_fp32(frequencies)
+        return Rope(rotary_dim, inv_freq, multiplier, base, 0.0, int(original), positions, long_inv_freq=tuple(long))
     elif kind != "default":
         factor = _factor(config, scaling, positions)
         if kind == "linear":
@@ -101,8 +103,12 @@ def read_rope(config: ModelConfig, head_dim: int, *, theta: float = 10000.0) -> 
             frequencies = _yarn(config, scaling, frequencies, base, factor, original)
             multiplier = _yarn_multiplier(config, scaling, factor)
             extended = max(positions, int(original * factor))
-    inv_freq = frequencies.astype(np.float32).astype(float).tolist()
-    return Rope(rotary_dim, inv_freq, multiplier, base, dynamic_factor, positions, extended)
+    return Rope(rotary_dim, _as_fp32(frequencies), multiplier, base, dynamic_factor, positions, extended)
+
+
+def _as_fp32(frequencies: Frequencies) -> list[float]:
+    values: list[float] = frequencies.astype(np.float32).astype(float).tolist()
+    return values
 
 
 def _scaling(config: ModelConfig) -> dict[str, Any]:

@@ -19,10 +19,13 @@ class StableLm(Family):
     norm_eps = ("layer_norm_eps", 1e-5)
 
     def layer(self, b: Builder, x: View, i: int) -> View:
-        self.config.require("qk_layernorm", False)
         module = f"model.layers.{i}"
         h = b.norm(x, f"{module}.input_layernorm", self.norm)
         q, k, v = b.qkv(h, f"{module}.self_attn", self.heads, bias=self.config.flag("use_qkv_bias", False))
+        if self.config.flag("qk_layernorm", False):
+            for view, name in ((q, "q_layernorm"), (k, "k_layernorm")):
+                norms = [f"{module}.self_attn.{name}.norms.{head}.weight" for head in range(view.width // self.heads.head_dim)]
+                b.norm_heads(view, norms, self.norm, self.heads.head_dim)
         x = b.add(x, b.linear(self.attend(b, q, k, v), f"{module}.self_attn.o_proj", width=self.hidden))
         if not self.config.flag("use_parallel_residual", False):  # else the MLP reads what the attention read
             h = b.norm(x, f"{module}.post_attention_layernorm", self.norm)
