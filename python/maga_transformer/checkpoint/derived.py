@@ -98,9 +98,13 @@ def joined(name: str, shards: list[Shard], axis: int | None, take: Callable[[Arr
 
 def halves_from_pairs(values: Array, heads: int) -> Array:
     """Rows of each head from the order that rotates (2j, 2j + 1) to the one that rotates (j, j + d/2)."""
-    rows = values.shape[0]
+    order = pairs_to_halves(values.shape[0], heads)
+    return values if order is None else values[order]
+
+
+def pairs_to_halves(rows: int, heads: int) -> Array | None:
+    """The order of rows for halves_from_pairs; None for a number of rows that the program builder refuses by name."""
     if heads < 1 or rows % (2 * heads):
-        return values  # a shape that the program builder refuses by name
-    order = np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(rows)
-    reordered: Array = values[order]
-    return reordered
+        return None
+    order: Array = np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(rows)
+    return order

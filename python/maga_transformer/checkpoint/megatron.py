@@ -1,5 +1,5 @@
 """Megatron-LM checkpoints (https://github.com/NVIDIA/Megatron-LM), legacy and Core names, cut over tensor and pipeline ranks, read
-under the names of Hugging Face's models: Llama, Qwen, GPT-BigCode (learned positions) and GPT-NeoX (rotary GPT)."""
+under the names of Hugging Face's models: Llama, Qwen, GPT-2 and GPT-BigCode (learned positions), GPT-NeoX (rotary)."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ _QWEN = {
     "up": "mlp.w1",
     "down": "mlp.c_proj",
 }
-_BIGCODE = {
+_GPT_2 = {
     "embedding": "transformer.wte.weight",
     "positions": "transformer.wpe.weight",
     "final_norm": "transformer.ln_f",
@@ -66,12 +66,12 @@ _NEOX = {
     "up": "mlp.dense_h_to_4h",
     "down": "mlp.dense_4h_to_h",
 }
-# Architecture -> its name of each role (megatron.py). GPT's Conv1D of GPT2LMHeadModel is GPT-BigCode's linear, transposed.
+# Architecture -> its name of each role (megatron.py).
 NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         **dict.fromkeys(("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"), _LLAMA),
         "QWenLMHeadModel": _QWEN,
-        "GPTBigCodeForCausalLM": _BIGCODE,
+        **dict.fromkeys(("GPT2LMHeadModel", "GPTBigCodeForCausalLM"), _GPT_2),
         "GPTNeoXForCausalLM": _NEOX,
     }
 )
@@ -81,6 +81,7 @@ _MODEL_TYPES = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "QWenLMHeadModel": "qwen",
+    "GPT2LMHeadModel": "gpt2",
     "GPTBigCodeForCausalLM": "gpt_bigcode",
     "GPTNeoXForCausalLM": "gpt_neox",
 }
@@ -132,8 +133,6 @@ def config_and_sizes(
         raise FileNotFoundError(f"{files[0]}: no config.json, and {path} does not hold the args of its training")
     architectures = config.get("architectures")
     target = architectures[0] if isinstance(architectures, list) and architectures else _architecture(where, rows)
-    if target in ("GPT2LMHeadModel", "GPT2Model"):
-        target = "GPTBigCodeForCausalLM"
     if target not in NAMES:
         raise ValueError(f"{where}: architecture {target!r} in Megatron's layout is not supported (supported: {', '.join(NAMES)})")
 
@@ -147,8 +146,10 @@ def config_and_sizes(
     heads = count("num_attention_heads")
     config.setdefault("model_type", _MODEL_TYPES.get(target))
     config["architectures"] = [target]
-    if target == "GPTBigCodeForCausalLM":
-        config.update(model_type="gpt_bigcode", multi_query=False)
+    if target == "GPT2LMHeadModel":
+        config["transposed_linears"] = False
+    elif target == "GPTBigCodeForCausalLM":
+        config["multi_query"] = False
     elif target == "GPTNeoXForCausalLM":
         config.setdefault("use_parallel_residual", False)
     if "head" not in rows:
@@ -183,7 +184,7 @@ def _architecture(where: str, rows: Mapping[str, int]) -> str:
     """By the tensors of the first layer."""
     layer = "layers.0."
     if f"{layer}norm_1.bias" in rows:
-        return "GPTBigCodeForCausalLM" if "positions" in rows else "GPTNeoXForCausalLM"
+        return "GPT2LMHeadModel" if "positions" in rows else "GPTNeoXForCausalLM"
     if "positions" in rows:
         raise ValueError(f"{where}: learned positions with RMSNorm are not supported")
     if f"{layer}gate.weight" in rows:

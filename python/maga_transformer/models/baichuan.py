@@ -15,6 +15,8 @@ class Baichuan(Llama):
     architectures: ClassVar[tuple[str, ...]] = ("BaichuanForCausalLM", "BaiChuanForCausalLM")
 
     def qkv(self, b: Builder, x: View, module: str) -> list[View]:
+        if b.has(f"{module}.q_proj.weight"):  # apart, as GGUF files have them
+            return super().qkv(b, x, module)
         return b.split_linear(x, f"{module}.W_pack", self.heads.widths())
 
     def logits(self, b: Builder, x: View, vocab: int | None) -> None:

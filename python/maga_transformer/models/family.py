@@ -28,7 +28,7 @@ class Family(ABC):
     architectures: ClassVar[tuple[str, ...]]  # as config.json names them
     spellings: ClassVar[Mapping[str, str]] = MappingProxyType({})  # Llama's config keys -> the family's own
     defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # of config keys that are absent or null
-    transposed_linears: ClassVar[bool] = False  # whether the checkpoint stores their weights as (in, out)
+    transposed_linears: bool = False  # whether the checkpoint stores their weights as (in, out)
     norm_kind: ClassVar[str] = "rms"
     norm_eps: ClassVar[tuple[str, float]] = ("rms_norm_eps", 1e-6)  # config key and default
     embedding: str = "model.embed_tokens.weight"  # the tensor's name; tied models may store it as the head

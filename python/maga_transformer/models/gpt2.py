@@ -34,6 +34,7 @@ class Gpt2(Family):
         self._prefix = "" if "wte.weight" in self.checkpoint.names() else "transformer."
         self.embedding, self.final_norm = f"{self._prefix}wte.weight", f"{self._prefix}ln_f"
         self.config.require("add_cross_attention", False)
+        self.transposed_linears = self.config.flag("transposed_linears", self.transposed_linears)  # readers of other layouts say so
         return super().build()
 
     def embed(self, b: Builder, vocab: int | None) -> View:

@@ -34,7 +34,10 @@ class InternLM2(Family):
         bias = self.config.flag("attention_bias", False)
         h = b.norm(x, f"{module}.attention_norm", self.norm)
         widths, groups = self.heads.widths(), self.heads.kv_heads
-        q, k, v = b.split_linear(h, f"{module}.attention.wqkv", widths, groups=groups, bias=bias)
+        if b.has(f"{module}.attention.wq.weight"):  # apart, as GGUF files have them
+            q, k, v = b.linears(h, [f"{module}.attention.w{name}" for name in "qkv"], widths=widths, bias=bias)
+        else:
+            q, k, v = b.split_linear(h, f"{module}.attention.wqkv", widths, groups=groups, bias=bias)
         x = b.add(x, b.linear(self.attend(b, q, k, v), f"{module}.attention.wo", width=self.hidden, bias=bias))
         h = b.norm(x, f"{module}.ffn_norm", self.norm)
         mlp = f"{module}.feed_forward"
