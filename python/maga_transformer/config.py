@@ -79,6 +79,9 @@ class Config(BaseModel):
     load_format: Literal["auto", "dummy"] = _setting(
         "auto", "auto: the checkpoint's tensors; dummy: random weights of the shapes that config.json gives"
     )
+    sparse_config_file: str = _setting(
+        "", "JSON file that says how the layers of a pruned model differ (layer_head_num, layer_inter_size)"
+    )
     model_type: str = _setting("", "model family; empty: read from the checkpoint")
     served_model_name: Annotated[list[str], BeforeValidator(_comma_list)] = _setting(
         [], "names the model answers to, comma separated; empty: the checkpoint's name"

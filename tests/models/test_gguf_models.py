@@ -106,7 +106,7 @@ def test_rope_scaling_keys(scaling: dict, metadata: dict, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        ({"llama.attention.head_count_kv": [2, 1, 2]}, r"llama\.attention\.head_count_kv differs between layers"),
+        ({"llama.attention.head_count_kv": [2, 1, 2]}, "num_key_value_heads_per_layer says 1 for layer 1, whose tensors have 2"),
         ({"llama.attention.head_count": 0}, r"llama\.attention\.head_count is 0"),
         ({"llama.rope.scaling.type": "longrope"}, "rope scaling type 'longrope'"),
         ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.attn_factor": 2.0}, "with attn_factor 2.0, is not supported"),

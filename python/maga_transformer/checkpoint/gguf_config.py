@@ -125,14 +125,18 @@ def hugging_face_config(
     for eps in ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"):
         if (value := keys.number(eps)) is not None:
             config[layout.eps] = value
-    # Lists, of models with layers of different sizes: the family reads the sizes from the tensors.
-    heads = _most(keys.count_or_list("attention.head_count"))
-    kv_heads = _most(keys.count_or_list("attention.head_count_kv", heads))
+    heads = keys.count_or_list("attention.head_count")
+    sizes = {
+        "layer_head_num": heads,
+        "num_key_value_heads_per_layer": keys.count_or_list("attention.head_count_kv", heads),
+        "layer_inter_size": keys.count_or_list("feed_forward_length", 0),
+    }
+    config |= {key: value for key, value in sizes.items() if isinstance(value, list)}  # of models whose layers differ
+    heads, kv_heads, width = (_most(value) for value in sizes.values())
     config["num_attention_heads"] = heads
     config["num_key_value_heads"] = kv_heads if heads % kv_heads == 0 else heads
-    width = keys.count_or_list("feed_forward_length", [])
     if width:
-        config["intermediate_size"] = _most(width)
+        config["intermediate_size"] = width
     embedding = f"{layout.outside['token_embd']}.weight"
     if embedding in shapes:
         config["vocab_size"] = shapes[embedding][0]

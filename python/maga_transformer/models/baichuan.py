@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from maga_transformer._core import View
 from maga_transformer.models.builder import Builder
+from maga_transformer.models.irregular import LayerTensors
 from maga_transformer.models.llama import Llama
 
 _VOCABULARY_2, _HIDDEN_13B = 125696, 5120
@@ -12,6 +13,7 @@ _VOCABULARY_2, _HIDDEN_13B = 125696, 5120
 
 class Baichuan(Llama):
     model_type = "baichuan"
+    layer_tensors = LayerTensors(fused="model.layers.{}.self_attn.W_pack")
     architectures: ClassVar[tuple[str, ...]] = ("BaichuanForCausalLM", "BaiChuanForCausalLM")
 
     def qkv(self, b: Builder, x: View, module: str) -> list[View]:

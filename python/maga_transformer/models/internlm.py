@@ -8,6 +8,7 @@ from maga_transformer._core import View
 from maga_transformer.checkpoint import Checkpoint
 from maga_transformer.models.builder import Builder
 from maga_transformer.models.family import Family
+from maga_transformer.models.irregular import LayerTensors
 from maga_transformer.models.llama import Llama
 
 
@@ -26,6 +27,9 @@ class InternLM2(Family):
     model_type = "internlm2"
     architectures = ("InternLM2ForCausalLM",)
     spellings: ClassVar[Mapping[str, str]] = MappingProxyType({"attention_bias": "bias"})
+    layer_tensors = LayerTensors(
+        "layers.{}.attention.wo", "layers.{}.attention.wk", "layers.{}.attention.wqkv", "layers.{}.feed_forward.w2"
+    )
     embedding = "model.tok_embeddings.weight"
     head = "output.weight"
 
