@@ -282,11 +282,12 @@ void bind_fake_model(py::module_& m) {
   m.def(
       "fake_model",
       [](int64_t vocab, int64_t pages, int64_t page_tokens, int64_t tokens, int64_t sequences, int64_t length_dependent_from,
-         int32_t poison, int64_t max_positions, bool asynchronous) {
+         int64_t long_from, int32_t poison, int64_t max_positions, bool asynchronous) {
         auto control = std::make_shared<FakeControl>();
         std::unique_ptr<Executable> model = std::make_unique<FakeModel>(
             FakeOptions{.vocab = vocab,
                         .length_dependent_from = length_dependent_from,
+                        .long_from = long_from,
                         .poison = poison,
                         .max_positions = max_positions,
                         .asynchronous = asynchronous},
@@ -295,7 +296,8 @@ void bind_fake_model(py::module_& m) {
         return py::make_tuple(py::cast(std::move(model)), control);
       },
       py::kw_only(), py::arg("vocab"), py::arg("pages"), py::arg("page_tokens"), py::arg("tokens"), py::arg("sequences"),
-      py::arg("length_dependent_from") = 0, py::arg("poison") = -1, py::arg("max_positions") = 0, py::arg("asynchronous") = false);
+      py::arg("length_dependent_from") = 0, py::arg("long_from") = 0, py::arg("poison") = -1, py::arg("max_positions") = 0,
+      py::arg("asynchronous") = false);
   m.def(
       "fake_backend", [](int threads) -> std::shared_ptr<Backend> { return std::make_shared<FakeBackend>(threads); },
       py::arg("threads") = 1);

@@ -37,6 +37,12 @@ FakeModel::FakeModel(const FakeOptions& options, const Limits& limits, std::shar
     table.max_positions = options.length_dependent_from - 1;
     program_.rope_tables.push_back(table);
   }
+  if (options.long_from > 0) {
+    RopeTable table;
+    table.long_inv_freq = {1};
+    table.max_positions = options.long_from - 1;
+    program_.rope_tables.push_back(table);
+  }
 }
 
 uint64_t& FakeModel::entry(const Step& step, int64_t sequence, int64_t index) {
@@ -200,7 +206,8 @@ void FakeModel::forward(const Step& step) {
       const int64_t index = step.kv_length[s] - (last - t);
       const int64_t length = std::max<int64_t>(step.prompt_length[s], step.positions[t] + 1);
       const bool long_rope = options_.length_dependent_from > 0 && length >= options_.length_dependent_from;
-      entry(step, s, index) = (long_rope ? static_cast<uint64_t>(length) << 32 : 0) + step.ids[t] + 1;
+      const bool is_long = options_.long_from > 0 && length >= options_.long_from;
+      entry(step, s, index) = (long_rope ? static_cast<uint64_t>(length) << 32 : uint64_t{is_long} << 63) + step.ids[t] + 1;
     }
   }
   for (size_t row = 0; row < step.logit_rows.size(); ++row) {

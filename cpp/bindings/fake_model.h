@@ -39,6 +39,7 @@ struct FakeControl {
 struct FakeOptions {
   int64_t vocab = 0;
   int64_t length_dependent_from = 0;  // entries depend on the length from here on, as with dynamic rope; 0: never
+  int64_t long_from = 0;              // all entries of sequences from this length on are other ones, as with longrope; 0: never
   int32_t poison = -1;                // a sequence that has this token gets NaN
   int64_t max_positions = 0;
   bool asynchronous = false;

@@ -45,6 +45,7 @@ struct Engine::State {
       : options(given),
         vocab(model->program().vocab),
         length_dependent_from(model->program().length_dependent_from()),
+        long_from(model->program().long_from()),
         limits(model->limits()),
         longest(longest_sequence(given, *model)),
         loop(std::move(backend), std::move(model), given),
@@ -126,6 +127,8 @@ struct Engine::State {
     // those of output tokens from there on depend on their own position too, and are not shared at all.
     const bool by_length = length_dependent_from > 0 && prompt >= length_dependent_from;
     accepted->salt = concat(by_length ? prompt : 0, ":", request.cache_salt);
+    accepted->long_salt = concat("long:", request.cache_salt);
+    accepted->long_from = long_from;
     accepted->cacheable_tokens =
         length_dependent_from > 0 ? std::max(prompt, length_dependent_from - 1) : std::numeric_limits<int64_t>::max();
     accepted->submitted = Clock::now();
@@ -138,7 +141,7 @@ struct Engine::State {
 
   const EngineOptions options;
   const int64_t vocab;
-  const int64_t length_dependent_from;
+  const int64_t length_dependent_from, long_from;
   const Limits limits;
   const int64_t longest;
   Loop loop;  // of the loop's thread

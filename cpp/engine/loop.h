@@ -16,7 +16,8 @@
 //     An output that ends by its length is known to, and is not scheduled again.
 //   - Tokens chosen on the host (penalties, logprobs and the like) and outputs that fork: such a step is finished before the next
 //     one is planned. So is every step before a plan that preempts: sequences that end in it may save others from that, and no
-//     sequence loses its pages while a token of it is in flight.
+//     sequence loses its pages while a token of it is in flight. So is one after which a sequence is long (Program::long_from): it
+//     is computed anew with the keys of long sequences, as a preempted one is.
 //
 // Only commit changes what a sequence has generated, and only tokens of committed steps enter the prefix cache; a failure before it
 // ends the sequences of the step and leaves the rest as it was. Every page is held by the sequences that list it, or cached, or
@@ -73,6 +74,7 @@ class Loop {
 
   // loop_prepare.cpp
   bool prepare(StepInFlight* next);
+  void begin_long_anew();
   const Plan& plan();
   PlanSequence view(const Sequence& sequence) const;
   void apply(const Plan& plan, StepInFlight* next);

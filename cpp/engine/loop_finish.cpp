@@ -108,7 +108,7 @@ void Loop::commit(const StepInFlight& step) {
       continue;
     }
     const int64_t cacheable = std::min(entry.end, sequence->request->cacheable_tokens);
-    cache_.insert(sequence->request->salt, std::span(sequence->tokens).first(cacheable), sequence->pages, &sequence->cached);
+    cache_.insert(sequence->salt(), std::span(sequence->tokens).first(cacheable), sequence->pages, &sequence->cached);
     if (entry.row < 0) continue;
     if (!sequence->siblings.empty()) fork(sequence, entry);
     append(sequence, choice_of(entry, sequence->index));

@@ -9,6 +9,7 @@ namespace maga {
 
 // Fills `next` and builder_. Returns false if there is nothing to run; the step in flight, if any, may have been finished.
 bool Loop::prepare(StepInFlight* next) {
+  begin_long_anew();
   if (nobody_left()) return false;
   const Plan* plan = &this->plan();
   if (in_flight_ > 0 && (plan->empty() || !plan->preempted.empty())) {
@@ -21,6 +22,17 @@ bool Loop::prepare(StepInFlight* next) {
   apply(*plan, next);
   build(next);
   return !builder_.empty();
+}
+
+// Sequences that have grown long wait again: all their keys are to be others.
+void Loop::begin_long_anew() {
+  const auto grows = [](const auto& sequence) { return !sequence->ended && sequence->grows_long(); };
+  if (std::none_of(running_.begin(), running_.end(), grows)) return;
+  while (in_flight_ > 0) finish();
+  for (auto at = running_.begin(); (at = std::find_if(running_.begin(), running_.end(), grows)) != running_.end();) {
+    (*at)->is_long = true;
+    preempt(at->get());
+  }
 }
 
 const Plan& Loop::plan() {
@@ -37,7 +49,7 @@ const Plan& Loop::plan() {
   for (const auto& s : waiting_) {
     slots += s->slots();
     if (slots > rules.max_sequences || tokens >= rules.token_budget) break;
-    const auto match = cache_.peek(s->request->salt, s->matchable());
+    const auto match = cache_.peek(s->salt(), s->matchable());
     const int64_t computed = match.pages * rules.page_tokens;
     waiting_view_.push_back({.known = s->known(), .computed = computed, .pages = {}, .unheld = match.unheld, .slots = s->slots()});
     tokens += s->known() - computed;
@@ -85,7 +97,7 @@ void Loop::apply(const Plan& plan, StepInFlight* next) {
 
 void Loop::admit(std::unique_ptr<Sequence> sequence) {
   AcceptedRequest& request = *sequence->request;
-  sequence->cached = cache_.match(request.salt, sequence->matchable(), &sequence->pages);
+  sequence->cached = cache_.match(sequence->salt(), sequence->matchable(), &sequence->pages);
   sequence->computed = sequence->cached.pages * cache_.page_tokens();
   if (news.mark_started(&request)) {
     request.wait_seconds = seconds_between(request.submitted, Clock::now());

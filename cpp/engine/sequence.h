@@ -25,8 +25,9 @@ struct AcceptedRequest {
   uint64_t id = 0;
   Request request;
   uint64_t seed = 0;
-  std::string salt;              // of its pages in the prefix cache
+  std::string salt, long_salt;   // of its pages in the prefix cache; the second while a sequence is long
   int64_t cacheable_tokens = 0;  // K/V entries up to here may enter the prefix cache
+  int64_t long_from = 0;         // as Program::long_from
   std::shared_ptr<const Vocabulary> vocabulary;
   Clock::time_point submitted;
   Clock::time_point deadline = Clock::time_point::max();
@@ -45,6 +46,7 @@ struct Sequence {
   int32_t index = 0;              // which output of the request, and its random stream
   std::vector<int32_t> siblings;  // indices of the outputs that will fork from this one
   std::vector<int32_t> tokens;    // prompt and output
+  bool is_long = false;           // its keys are those of long sequences
 
   int64_t computed = 0;          // tokens whose K/V entries are in `pages`, once the steps in flight have run
   std::vector<int32_t> pages;    // held, in order of K/V index
@@ -63,10 +65,15 @@ struct Sequence {
   bool ended = false;  // to be removed from the queues
 
   explicit Sequence(std::shared_ptr<AcceptedRequest> accepted)
-      : request(std::move(accepted)), tokens(request->request.prompt), stop(request->request.params, request->vocabulary) {}
+      : request(std::move(accepted)), tokens(request->request.prompt), stop(request->request.params, request->vocabulary) {
+    is_long = grows_long();
+  }
 
   int64_t known() const { return static_cast<int64_t>(tokens.size()); }
   int64_t coming() const { return known() + pending; }  // known once the steps in flight are committed
+  // Whether the next token needs the keys of long sequences, and the keys so far are not.
+  bool grows_long() const { return !is_long && request->long_from > 0 && coming() >= request->long_from; }
+  const std::string& salt() const { return is_long ? request->long_salt : request->salt; }
   int64_t prompt_tokens() const { return static_cast<int64_t>(request->request.prompt.size()); }
   int64_t output_tokens() const { return known() - prompt_tokens(); }
   std::span<const int32_t> output() const { return std::span(tokens).subspan(prompt_tokens()); }

@@ -1,6 +1,8 @@
 // Ragged arrays, sequence after sequence.
 #include "engine/step_builder.h"
 
+#include <algorithm>
+
 namespace maga {
 
 StepBuilder::StepBuilder(int64_t tokens, int64_t sequences, int64_t pages) {
@@ -29,7 +31,8 @@ int32_t StepBuilder::add(const Sequence& sequence, int64_t tokens, int64_t page_
   sequence_start_.push_back(static_cast<int32_t>(ids_.size()));
   page_start_.push_back(static_cast<int32_t>(pages_.size()));
   kv_length_.push_back(static_cast<int32_t>(end));
-  prompt_length_.push_back(static_cast<int32_t>(sequence.prompt_tokens()));
+  const int64_t prompt = sequence.prompt_tokens();
+  prompt_length_.push_back(static_cast<int32_t>(sequence.is_long ? std::max(prompt, sequence.request->long_from) : prompt));
   if (end < sequence.coming()) return -1;
   logit_rows_.push_back(static_cast<int32_t>(ids_.size()) - 1);
   return static_cast<int32_t>(logit_rows_.size()) - 1;

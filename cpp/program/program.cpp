@@ -345,11 +345,25 @@ class Validation {
 
 void Program::validate() const { Validation(*this).run(); }
 
-int64_t Program::length_dependent_from() const {
+namespace {
+
+// One more than the least max_positions of the tables that are `wanted`; 0: none is.
+template <typename Wanted>
+int64_t first_length(const std::vector<RopeTable>& tables, Wanted&& wanted) {
   int64_t from = 0;
-  for (const RopeTable& table : rope_tables)
-    if (table.by_length() && (from == 0 || table.max_positions + 1 < from)) from = table.max_positions + 1;
+  for (const RopeTable& table : tables)
+    if (wanted(table) && (from == 0 || table.max_positions + 1 < from)) from = table.max_positions + 1;
   return from;
+}
+
+}  // namespace
+
+int64_t Program::length_dependent_from() const {
+  return first_length(rope_tables, [](const RopeTable& table) { return table.dynamic_factor != 0 || table.stepped; });
+}
+
+int64_t Program::long_from() const {
+  return first_length(rope_tables, [](const RopeTable& table) { return !table.long_inv_freq.empty(); });
 }
 
 int64_t Program::table_positions() const {

@@ -66,6 +66,8 @@ struct Program {
 
   // Whether keys depend on the length of the prompt (dynamic rope), and from which length on; 0: never.
   int64_t length_dependent_from() const;
+  // From which length on all keys of a sequence are other ones (longrope); 0: never.
+  int64_t long_from() const;
   // Positions that the tables of learned positions have rows for; 0: there are no such tables.
   int64_t table_positions() const;
 };

@@ -21,10 +21,10 @@ def fold(value: int, entry: int) -> int:
     return value ^ (value >> 29)
 
 
-def entry(token: int, position: int, prompt_length: int, length_dependent_from: int) -> int:
+def entry(token: int, position: int, prompt_length: int, length_dependent_from: int, is_long: bool = False) -> int:
     length = max(prompt_length, position + 1)
     long_rope = length_dependent_from > 0 and length >= length_dependent_from
-    return ((length << 32) if long_rope else 0) + token + 1
+    return ((length << 32) if long_rope else (is_long << 63)) + token + 1
 
 
 def logits_of(value: int, vocab: int) -> np.ndarray:
@@ -57,6 +57,7 @@ class World:
     token_budget: int = 32
     max_sequences: int = 8
     length_dependent_from: int = 0
+    long_from: int = 0
     poison: int = -1
     max_sequence_length: int = 0
     vocabulary: list[bytes] | None = None
@@ -72,15 +73,16 @@ class World:
 
     def simulate(self, prompt: Sequence[int], params: _core.SamplingParams, stream: int = 0) -> Output:
         """One sequence alone: the whole chain of stages comes from the sampler, which has tests of its own."""
-        value = 0
-        for position, token in enumerate(prompt):
-            value = fold(value, entry(token, position, len(prompt), self.length_dependent_from))
         output = Output()
         matcher = testing.StopMatcher(params, self.vocabulary or [])
         while True:
             if self.poison >= 0 and self.poison in [*prompt, *output.tokens]:
                 output.finish, output.error = "error", "non-finite logits"
                 return output
+            value, tokens = 0, [*prompt, *output.tokens]
+            for position, token in enumerate(tokens):
+                is_long = self.long_from > 0 and len(tokens) >= self.long_from
+                value = fold(value, entry(token, position, len(prompt), self.length_dependent_from, is_long))
             status, token, logprob, top = sampler.sample(
                 logits_of(value, self.vocab), params, list(prompt), output.tokens, stream=stream
             )
@@ -96,7 +98,6 @@ class World:
                 output.finish = "length"
             if output.finish:
                 return output
-            value = fold(value, entry(token, length - 1, len(prompt), self.length_dependent_from))
 
 
 class Harness:
@@ -112,6 +113,7 @@ class Harness:
             tokens=world.token_budget,
             sequences=world.max_sequences,
             length_dependent_from=world.length_dependent_from,
+            long_from=world.long_from,
             poison=world.poison,
             asynchronous=world.asynchronous,
         )

@@ -113,6 +113,25 @@ def test_length_dependent_keys_are_shared_among_equal_lengths_only(length):
     assert harness.generate(longer, params).tokens == world.simulate(longer, params).tokens
 
 
+@pytest.mark.parametrize("sequences", [1, 3])
+@pytest.mark.parametrize("length", [3, 10, 11, 12, 13, 20])
+def test_sequences_that_grow_long_begin_anew(length, sequences):
+    world = World(long_from=12, pages=64)
+    harness = world.engine()
+    params = Params(max_new_tokens=15, seed=5)
+    prompt = prompt_of(40)[:length]
+    for _ in range(2):
+        request = harness.submit(prompt, params, sequences=sequences)
+        outputs = harness.run()
+        for i in range(sequences):
+            assert outputs[request, i].tokens == world.simulate(prompt, params, stream=i).tokens
+    assert harness.engine.stats()["preemptions"] == (2 * sequences if length < 12 else 0)
+    longer = prompt + outputs[request, 0].tokens  # what was computed before and after the change must not be mixed up
+    got = harness.generate(longer, params)
+    assert got.tokens == world.simulate(longer, params).tokens
+    assert got.cached_tokens == (len(longer) - 1) // 4 * 4  # long sequences share their pages
+
+
 def test_outputs_of_one_request_fork():
     world = World(pages=64)
     params = Params(max_new_tokens=9, seed=42)

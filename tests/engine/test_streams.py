@@ -23,7 +23,7 @@ def worlds(draw):
         pages=draw(st.integers(-(-24 // page_tokens), -(-120 // page_tokens))),
         token_budget=sequences + draw(st.integers(0, 24)),
         max_sequences=sequences,
-        length_dependent_from=draw(st.sampled_from([0, 0, 5, 12])),
+        **draw(st.sampled_from([{}, {}, *({key: at} for key in ("length_dependent_from", "long_from") for at in (5, 12))])),
         poison=draw(st.sampled_from([-1, -1, 31])),
         vocabulary=VOCABULARY,
     )

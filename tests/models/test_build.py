@@ -53,6 +53,48 @@ def test_families_by_every_name() -> None:
     assert known["mistral"] is not known["llama"]
 
 
+# The names that RTP-LLM takes for decoders without experts, and the architectures that it finds them by.
+MODEL_TYPES = {
+    "llama": ["LlamaForCausalLM", "YiForCausalLM"],
+    "internlm": ["InternLMForCausalLM"],
+    "internlm2": ["InternLM2ForCausalLM"],
+    "xverse": ["XverseForCausalLM"],
+    "aquila": ["AquilaModel"],
+    "mistral": ["MistralForCausalLM"],
+    "baichuan": ["BaichuanForCausalLM", "BaiChuanForCausalLM"],
+    "gemma": ["GemmaForCausalLM"],
+    "cohere": ["CohereForCausalLM"],
+    "qwen qwen_7b qwen_13b qwen_1b8 qwen_agent qwen_tool": ["QWenLMHeadModel"],
+    "qwen_2": ["Qwen2ForCausalLM"],
+    "qwen_3": ["Qwen3ForCausalLM"],
+    "chatglm chat_glm": ["ChatGLMModel", "ChatGLMForConditionalGeneration"],
+    "bloom sgpt_bloom": ["BloomForCausalLM"],
+    "falcon": ["FalconForCausalLM", "RWForCausalLM"],
+    "mpt": ["MPTForCausalLM", "MptForCausalLM"],
+    "phi": ["PhiForCausalLM"],
+    "gpt_neox gpt_neox_13b": ["GPTNeoXForCausalLM"],
+    "gpt_bigcode wizardcoder": ["GPTBigCodeForCausalLM"],
+    "starcoder2": ["Starcoder2ForCausalLM"],
+}
+
+
+@pytest.mark.parametrize("names", MODEL_TYPES)
+def test_names_of_model_types(names: str) -> None:
+    known = families()
+    found = {known[name] for name in [*names.split(), *MODEL_TYPES[names]]}
+    assert len(found) == 1
+    for second in ("baichuan2", "chatglm2 chat_glm_2", "chatglm3 chat_glm_3 chatglm4"):
+        assert len({known[name] for name in second.split()}) == 1
+
+
+def test_a_name_that_is_nearly_right(llama: Path) -> None:
+    with pytest.raises(ValueError, match=r"'qwen-2' is not known; did you mean qwen2 or qwen_2 or qwen.* \(model types: llama"):
+        build(llama, "qwen-2")
+    edit_config(llama, architectures=["LlamaForCausalML"])
+    with pytest.raises(ValueError, match=r"architecture 'LlamaForCausalML' is not supported; did you mean LlamaForCausalLM or"):
+        build(llama)
+
+
 def test_model_type(llama: Path) -> None:
     assert build(llama, "llama").family == "llama"
     with pytest.raises(ValueError, match=r"'gpt9' is not known .model types: llama, mistral, qwen, qwen_2, qwen_3, "):

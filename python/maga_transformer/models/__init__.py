@@ -1,5 +1,7 @@
 """Model families as programs. To add one: a file with a Family here, and its class in _FAMILIES."""
 
+import difflib
+
 from maga_transformer._core import Program
 from maga_transformer.checkpoint import Checkpoint, GgufCheckpoint
 from maga_transformer.checkpoint.gguf_config import ARCHITECTURES
@@ -82,6 +84,13 @@ def build_program(checkpoint: Checkpoint, model_type: str | None = None) -> tupl
     return family.build(), family
 
 
+def _near(name: str) -> str:
+    """What it may have been meant to be."""
+    spelled = {known.lower(): known for known in reversed(families())}  # of two that differ in case, the first
+    close = [spelled[match] for match in difflib.get_close_matches(name.lower(), spelled, n=3)]
+    return f"; did you mean {' or '.join(close)}?" if close else ""
+
+
 def _choose(checkpoint: Checkpoint, model_type: str | None) -> type[Family]:
     known = families()
     types = ", ".join(family.model_type for family in _FAMILIES)
@@ -94,10 +103,10 @@ def _choose(checkpoint: Checkpoint, model_type: str | None) -> type[Family]:
         if found is None:
             name = architectures[0] if architectures else checkpoint.config.get("model_type")
             valid = f"of GGUF: {', '.join(ARCHITECTURES)}" if isinstance(checkpoint, GgufCheckpoint) else f"model types: {types}"
-            raise ValueError(f"{checkpoint.path}: architecture {name!r} is not supported ({valid})")
+            raise ValueError(f"{checkpoint.path}: architecture {name!r} is not supported{_near(str(name))} ({valid})")
         return found
     if model_type not in known:
-        raise ValueError(f"model type {model_type!r} is not known (model types: {types})")
+        raise ValueError(f"model type {model_type!r} is not known{_near(model_type)} (model types: {types})")
     wanted = known[model_type]
     if found in wanted.__bases__ and not wanted.architectures:
         return wanted  # one of several models that share an architecture's name

@@ -12,6 +12,7 @@ from maga_transformer.models.irregular import LayerTensors
 
 class Bloom(Family):
     model_type = "bloom"
+    aliases = ("sgpt_bloom",)
     architectures = ("BloomForCausalLM",)
     spellings: ClassVar[Mapping[str, str]] = MappingProxyType(
         {

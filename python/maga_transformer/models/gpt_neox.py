@@ -12,6 +12,7 @@ from maga_transformer.models.irregular import LayerTensors
 
 class GptNeoX(Family):
     model_type = "gpt_neox"
+    aliases = ("gpt_neox_13b",)
     architectures = ("GPTNeoXForCausalLM",)
     spellings: ClassVar[Mapping[str, str]] = MappingProxyType(
         {"partial_rotary_factor": "rotary_pct", "rope_theta": "rotary_emb_base"}

@@ -15,7 +15,7 @@ from maga_transformer.models.rope import Rope, read_rope
 
 class Qwen(Family):
     model_type = "qwen"
-    aliases = ("qwen_7b", "qwen_13b", "qwen_1b8")
+    aliases = ("qwen_7b", "qwen_13b", "qwen_1b8", "qwen_agent", "qwen_tool")
     architectures = ("QWenLMHeadModel",)
     spellings: ClassVar[Mapping[str, str]] = MappingProxyType(
         {"head_dim": "kv_channels", "rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
