@@ -22,12 +22,13 @@ _SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
 @dataclass(frozen=True)
 class _Part:
-    """Rows of a stored tensor: all, in an order or range; one, as a vector; less what the converter added to it."""
+    """Rows of a stored tensor: all, in an order or range; one of them (an expert, of a stack); less what the converter added."""
 
     file: GgufFile
     stored: str
     rows: Array | slice | int | None = None
     offset: float = 0.0
+    as_row: bool = False  # a vector, as a matrix of one row
 
     @property
     def whole(self) -> GgufTensor:
@@ -35,6 +36,8 @@ class _Part:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        if self.as_row:
+            return (1, *self.whole.shape)
         rows, *rest = self.whole.shape
         if isinstance(self.rows, int):
             return tuple(rest)
@@ -42,6 +45,8 @@ class _Part:
 
     def read(self) -> Array:
         values = self.file.tensor(self.stored)
+        if self.as_row:
+            return values[None]
         if self.rows is not None:
             values = values[self.rows]
         return values - values.dtype.type(self.offset) if self.offset else values
@@ -72,12 +77,17 @@ class GgufCheckpoint:
             return
         sizes = head_sizes(path, self.metadata)
         for name, file in stored.items():
+            layer = re.match(r"blk\.(\d+)\.", name)
+            if layer and sizes.layers is not None and int(layer[1]) >= sizes.layers:
+                continue
             for ours, part in _translate(layout, sizes, file, name).items():
                 if ours in self._parts:
                     raise ValueError(f"{file.path}: tensor {name} stands for {ours}, which {self._parts[ours].stored} does too")
                 self._parts[ours] = part
         shapes = {name: part.shape for name, part in self._parts.items()}
         self.config = hugging_face_config(path, self.metadata, layout, shapes, tables)
+        if sizes.layers is not None:
+            self.config["num_hidden_layers"] = sizes.layers
 
     def _part(self, name: str) -> _Part:
         if name not in self._parts:
@@ -135,6 +145,12 @@ def _translate(layout: Layout, sizes: HeadSizes, file: GgufFile, stored: str) ->
         return {f"{name}.{kind}": _Part(file, stored, None if kv_heads == 1 else _interleaved(q, k, kv_heads))}
     if name.endswith(".norms"):  # of each head, a tensor
         return {f"{name}.{head}.{kind}": _Part(file, stored, head) for head in range(rows)}
+    if module.endswith("_exps"):  # of each expert
+        return {f"{name.format(expert)}.{kind}": _Part(file, stored, expert) for expert in range(rows)}
+    if name.endswith("_bias"):
+        return {name: _Part(file, stored)}
+    if module == "ffn_gate_inp_shexp" and len(tensor.shape) == 1:
+        return {f"{name}.{kind}": _Part(file, stored, as_row=True)}
     return {f"{name}.{kind}": _Part(file, stored, offset=offset)}
 
 

@@ -87,6 +87,7 @@ class HeadSizes:
 
     _heads: int | list[int]
     _kv_heads: int | list[int]
+    layers: int | None = None  # of files that have layers behind the model's own, which only draft
 
     def heads(self, layer: int) -> int:
         return _of_layer(self._heads, layer)
@@ -102,7 +103,9 @@ def _of_layer(value: int | list[int], layer: int) -> int:
 def head_sizes(path: str, metadata: dict[str, Any]) -> HeadSizes:
     keys = _Keys(path, metadata)
     heads = keys.count_or_list("attention.head_count")
-    return HeadSizes(heads, keys.count_or_list("attention.head_count_kv", heads))
+    drafting = keys.number("nextn_predict_layers")
+    layers = keys.count("block_count") - int(drafting) if drafting else None
+    return HeadSizes(heads, keys.count_or_list("attention.head_count_kv", heads), layers)
 
 
 def hugging_face_config(
@@ -115,9 +118,9 @@ def hugging_face_config(
     """`shapes` are the model's tensors by Hugging Face name, `tables` the stored rope tables."""
     keys = _Keys(path, metadata)
     architecture, model_type = layout.architecture, layout.model_type
-    if keys.number("expert_count"):
-        architecture, model_type = "MixtralForCausalLM", "mixtral"
-    elif keys.architecture == "llama" and keys.number("attention.sliding_window"):
+    if keys.number("expert_count") and layout.architecture == "LlamaForCausalLM":
+        raise ValueError(f"{path}: {keys.architecture}.expert_count is there, but not blk.0.ffn_gate_inp.weight")
+    if layout.architecture == "LlamaForCausalLM" and keys.number("attention.sliding_window"):
         architecture, model_type = "MistralForCausalLM", "mistral"
     config: dict[str, Any] = {"architectures": [architecture], "model_type": model_type, "hidden_act": "silu", **layout.config}
     config |= keys.numbers(_KEYS)

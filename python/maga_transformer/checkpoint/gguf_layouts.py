@@ -55,6 +55,22 @@ def _llama(architecture: str, model_type: str, modules: Mapping[str, str] = _nam
     return Layout(architecture, model_type, _LLAMA_OUTSIDE, "model.layers.{}", all_modules, flags=flags, **more)
 
 
+_EXPERTS = _names(
+    ffn_gate_inp="mlp.gate",
+    ffn_gate_exps="mlp.experts.{}.gate_proj",
+    ffn_up_exps="mlp.experts.{}.up_proj",
+    ffn_down_exps="mlp.experts.{}.down_proj",
+    ffn_gate_inp_shexp="mlp.shared_expert_gate",
+    ffn_gate_shexp="mlp.shared_expert.gate_proj",
+    ffn_up_shexp="mlp.shared_expert.up_proj",
+    ffn_down_shexp="mlp.shared_expert.down_proj",
+)
+_EXPERT_KEYS = {
+    "num_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+}
 _SANDWICH = _names(post_attention_norm="post_attention_layernorm", post_ffw_norm="post_feedforward_layernorm")
 _GEMMA_2 = MappingProxyType({**_SANDWICH, "ffn_norm": "pre_feedforward_layernorm"})
 _GPT_2 = _names(
@@ -86,6 +102,34 @@ LAYOUTS: Mapping[str, Layout] = MappingProxyType(
         "olmo": _llama("OlmoForCausalLM", "olmo", pairs=True, eps="layer_norm_eps", keys={"clip_qkv": "attention.clamp_kqv"}),
         "baichuan": _llama("BaichuanForCausalLM", "baichuan", pairs=True),
         "qwen2": _llama("Qwen2ForCausalLM", "qwen2"),
+        "qwen2moe": _llama("Qwen2MoeForCausalLM", "qwen2_moe", _EXPERTS, config={"norm_topk_prob": False}, keys=_EXPERT_KEYS),
+        "qwen3moe": _llama("Qwen3MoeForCausalLM", "qwen3_moe", _EXPERTS, config={"norm_topk_prob": True}, keys=_EXPERT_KEYS),
+        "olmoe": _llama("OlmoeForCausalLM", "olmoe", _EXPERTS, config={"norm_topk_prob": False}, keys=_EXPERT_KEYS),
+        "glm4moe": _llama(
+            "Glm4MoeForCausalLM",
+            "glm4_moe",
+            MappingProxyType(
+                {
+                    **_EXPERTS,
+                    "post_attention_norm": "post_attention_layernorm",
+                    "exp_probs_b": "mlp.gate.e_score_correction_bias",
+                    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+                    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+                    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+                }
+            ),
+            flags={"use_qk_norm": "model.layers.0.self_attn.q_norm.weight"},
+            keys={
+                **_EXPERT_KEYS,
+                "n_routed_experts": "expert_count",
+                "n_shared_experts": "expert_shared_count",
+                "first_k_dense_replace": "leading_dense_block_count",
+                "norm_topk_prob": "expert_weights_norm",
+                "routed_scaling_factor": "expert_weights_scale",
+                "n_group": "expert_group_count",
+                "topk_group": "expert_group_used_count",
+            },
+        ),
         "qwen3": _llama("Qwen3ForCausalLM", "qwen3"),
         "gemma": _llama("GemmaForCausalLM", "gemma", norm_offset=1.0, config={"hidden_act": "gelu_pytorch_tanh"}),
         "gemma2": _llama(
@@ -276,10 +320,26 @@ LAYOUTS: Mapping[str, Layout] = MappingProxyType(
 GLM = _llama("GlmForCausalLM", "glm", _names(ffn_up="mlp.gate_up_proj"))
 
 
+MIXTRAL = _llama(
+    "MixtralForCausalLM",
+    "mixtral",
+    _names(
+        ffn_gate_inp="block_sparse_moe.gate",
+        ffn_gate_exps="block_sparse_moe.experts.{}.w1",
+        ffn_up_exps="block_sparse_moe.experts.{}.w3",
+        ffn_down_exps="block_sparse_moe.experts.{}.w2",
+    ),
+    pairs=True,
+    keys=_EXPERT_KEYS,
+)
+
+
 def layout_of(architecture: str, stored: set[str]) -> Layout | None:
     """None: an architecture that is not known."""
     if architecture == "chatglm" and "blk.0.attn_q.weight" in stored:
         return GLM
+    if architecture == "llama" and "blk.0.ffn_gate_inp.weight" in stored:
+        return MIXTRAL
     if architecture == "falcon" and "blk.0.attn_norm_2.weight" in stored:  # 40B: of attention and of the MLP
         falcon = LAYOUTS[architecture]
         return replace(falcon, modules=MappingProxyType({**falcon.modules, "attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"}))
