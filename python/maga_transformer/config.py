@@ -72,7 +72,7 @@ class Config(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     # The model.
-    checkpoint_path: str = _setting("", "Hugging Face folder or GGUF file")
+    checkpoint_path: str = _setting("", "folder of Hugging Face, Meta or Megatron-LM, or a GGUF file")
     tokenizer_path: str = _setting(
         "", "tokenizer folder or file; empty: the checkpoint's own", flags=("--tokenizer-path", "--tokenizer")
     )

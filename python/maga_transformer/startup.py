@@ -29,7 +29,7 @@ def load_runtime(config: Config) -> Runtime:
     started = time.monotonic()
     if not config.checkpoint_path:
         raise ConfigError(
-            "CHECKPOINT_PATH is not set: name a Hugging Face folder or a GGUF file, e.g. CHECKPOINT_PATH=/models/llama.gguf"
+            "CHECKPOINT_PATH is not set: name a model's folder or a GGUF file, e.g. CHECKPOINT_PATH=/models/llama.gguf"
         )
     defaults = sampling_defaults(config.generation_config_path)
     try:

@@ -136,8 +136,10 @@ def _translate(layout: Layout, sizes: HeadSizes, file: GgufFile, stored: str) ->
         return {f"{name}.{kind}": _Part(file, stored, pairs_to_halves(rows, heads if module == "attn_q" else kv_heads))}
     if module == "attn_qkv" and layout.qkv:
         total = heads + 2 * kv_heads
-        if not total or rows % total:
-            raise ValueError(f"{file.path}: tensor {stored} has {rows} rows, expected a multiple of {total} heads")
+        if not kv_heads or heads % kv_heads or rows % total:
+            raise ValueError(
+                f"{file.path}: tensor {stored} has {rows} rows, which do not fit {heads} heads and {kv_heads} KV heads"
+            )
         q, k = heads * (rows // total), kv_heads * (rows // total)
         if layout.qkv == "apart":
             ranges = (slice(0, q), slice(q, q + k), slice(q + k, rows))

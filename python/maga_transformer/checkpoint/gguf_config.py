@@ -65,6 +65,8 @@ class _Keys:
         value = self._metadata.get(full)
         value = default if value is None else value
         counts = value if isinstance(value, list) else [value]
+        if isinstance(value, list) and len(value) != self.number("block_count"):
+            raise ValueError(f"{self.path}: {full} has {len(value)} items, block_count is {self.number('block_count')}")
         if value is not default and any(not isinstance(item, int) or isinstance(item, bool) or item < 0 for item in counts):
             raise ValueError(f"{self.path}: {full} is {value!r}, expected an integer from 1, or a list of them")
         if value is None or (value is not default and max(counts, default=0) < 1):
@@ -103,8 +105,8 @@ def _of_layer(value: int | list[int], layer: int) -> int:
 def head_sizes(path: str, metadata: dict[str, Any]) -> HeadSizes:
     keys = _Keys(path, metadata)
     heads = keys.count_or_list("attention.head_count")
-    drafting = keys.number("nextn_predict_layers")
-    layers = keys.count("block_count") - int(drafting) if drafting else None
+    drafts = keys.number("nextn_predict_layers")
+    layers = keys.count("block_count") - keys.count("nextn_predict_layers") if drafts else None
     return HeadSizes(heads, keys.count_or_list("attention.head_count_kv", heads), layers)
 
 
@@ -145,8 +147,8 @@ def hugging_face_config(
         config["vocab_size"] = shapes[embedding][0]
     config["tie_word_embeddings"] = f"{layout.outside['output']}.weight" not in shapes
     config |= {key: tensor in shapes for key, tensor in layout.flags.items()}
-    rotary, head_dim = keys.number("rope.dimension_count"), keys.number("attention.key_length")
-    head_dim = head_dim or keys.count("embedding_length") // heads
+    rotary = keys.number("rope.dimension_count")
+    head_dim = keys.count("attention.key_length", max(1, keys.count("embedding_length") // heads))
     if rotary is not None:
         config["partial_rotary_factor"] = math.nextafter(rotary / head_dim, math.inf)  # so that the product is not rounded down
     scaling = _rope_scaling(keys, tables)

@@ -213,15 +213,15 @@ def _config_of_args(where: str, args: Mapping[str, Any]) -> dict[str, Any]:
         "hidden_act": "silu" if args.get("swiglu") else gelu,
         "vocab_size": args.get("vocab_size") or args.get("padded_vocab_size"),
         "max_position_embeddings": args.get("max_position_embeddings") or args.get("seq_length"),
-        "rope_theta": float(args.get("rotary_base") or 10000),
-        "partial_rotary_factor": float(args.get("rotary_percent") or 1.0),
+        "rope_theta": args.get("rotary_base") or 10000,
+        "partial_rotary_factor": args.get("rotary_percent") or 1.0,
         "rms_norm_eps": eps,
         "layer_norm_epsilon": eps,
         "layer_norm_eps": eps,
     }
     if args.get("use_rope_scaling"):
         scaling = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-        config["rope_scaling"] = {"rope_type": "llama3", "factor": float(args.get("rope_scaling_factor") or 8.0), **scaling}
+        config["rope_scaling"] = {"rope_type": "llama3", "factor": args.get("rope_scaling_factor") or 8.0, **scaling}
     elif args.get("rotary_seq_len_interpolation_factor"):
-        config["rope_scaling"] = {"rope_type": "linear", "factor": float(args["rotary_seq_len_interpolation_factor"])}
+        config["rope_scaling"] = {"rope_type": "linear", "factor": args["rotary_seq_len_interpolation_factor"]}
     return {key: value for key, value in config.items() if value is not None}

@@ -18,6 +18,7 @@ from maga_transformer.models.rope import Rope, read_rope
 
 log = logging.getLogger(__name__)
 
+_MAX_POSITIONS = 1 << 40  # what a scaling factor may make of them
 _MAX_HEADS = _MAX_HEAD_DIM = 65536
 
 
@@ -69,7 +70,7 @@ class Family(ABC):
         )
         builder = PrunedBuilder if any(size.lacks_something for size in sizes.values()) else Builder
         b = builder(self.checkpoint, self.model_type, transposed_linears=self.transposed_linears)
-        b.program.max_positions = self.positions()
+        b.program.max_positions = min(self.positions(), _MAX_POSITIONS)
         self.embedding, self.head = self._vocabulary_tensors(b)
         vocab = self.config.integer("vocab_size") if self.config.get("vocab_size") is not None else None
         x = self.embed(b, vocab)
