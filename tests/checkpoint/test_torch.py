@@ -134,7 +134,7 @@ def test_inert_objects_keep_what_the_pickle_gives(tmp_path: Path) -> None:
     content = {"args": argparse.Namespace(layers=3), "other": Getter(), "w": torch.ones(2), "path": Path("x")}
     torch.save(content, tmp_path / "x.pt")
     found = TorchFile(str(tmp_path / "x.pt"), inert=True).content
-    assert found["args"].layers == 3
+    assert found["args"].state == {"layers": 3} and type(found["args"]).origin == "argparse.Namespace"
     assert isinstance(found["other"], Inert) and type(found["other"]).origin == "builtins.getattr"
     assert found["other"].arguments[1] == "__init__"
 

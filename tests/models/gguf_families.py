@@ -228,6 +228,8 @@ def family_metadata(architecture: str, keys: Keys, stored: dict[str, Any]) -> di
         if first(name) is not None:
             value = first(name)
             found[key(own)] = value if isinstance(value, bool) or name == "sliding_window" else float(value)
+    if architecture == "stablelm":
+        found[key(kinds.LLM.USE_PARALLEL_RESIDUAL)] = True  # the converter's default, whatever the model is
     if architecture == "mpt":
         attention = first("attn_config", default={})
         if attention.get("alibi", True):

@@ -50,7 +50,7 @@ def test_args_of_megatron(tmp_path: Path) -> None:
     file = tmp_path / "m" / "mp_rank_00" / "model_optim_rng.pt"
     content = torch.load(file, weights_only=False)
     for key in args:
-        for value in (*ODD, Path("x"), torch.float16):
+        for value in (*ODD, Path("x"), Path, torch.float16):
             content["args"] = argparse.Namespace(**{**args, key: value})
             torch.save(content, file)
             builds_or_names(tmp_path / "m", (key, value))

@@ -17,7 +17,6 @@ ARCHITECTURES = tuple(LAYOUTS)
 _KEYS = {
     "hidden_size": "embedding_length",
     "num_hidden_layers": "block_count",
-    "head_dim": "attention.key_length",
     "max_position_embeddings": "context_length",
     "sliding_window": "attention.sliding_window",
     "rope_theta": "rope.freq_base",
@@ -148,7 +147,7 @@ def hugging_face_config(
     config["tie_word_embeddings"] = f"{layout.outside['output']}.weight" not in shapes
     config |= {key: tensor in shapes for key, tensor in layout.flags.items()}
     rotary = keys.number("rope.dimension_count")
-    head_dim = keys.count("attention.key_length", max(1, keys.count("embedding_length") // heads))
+    config["head_dim"] = head_dim = keys.count("attention.key_length", max(1, keys.count("embedding_length") // heads))
     if rotary is not None:
         config["partial_rotary_factor"] = math.nextafter(rotary / head_dim, math.inf)  # so that the product is not rounded down
     scaling = _rope_scaling(keys, tables)
@@ -173,6 +172,8 @@ def _finish(keys: _Keys, config: dict[str, Any], shapes: Mapping[str, tuple[int,
         config["num_kv_heads"] = config["num_key_value_heads"]
         config["num_ln_in_parallel_attn"] = 2 if "transformer.h.0.ln_mlp.weight" in shapes else 1
         config["bias"] = "transformer.h.0.mlp.dense_h_to_4h.bias" in shapes
+    elif architecture == "stablelm":  # its key is true for models that are not
+        config["use_parallel_residual"] = "model.layers.0.post_attention_layernorm.weight" not in shapes
     elif architecture == "chatglm":
         config["multi_query_group_num"] = config["num_key_value_heads"]
     elif architecture == "mpt":
@@ -191,7 +192,7 @@ def _finish(keys: _Keys, config: dict[str, Any], shapes: Mapping[str, tuple[int,
             config["expansion_ratio"] = config["intermediate_size"] // config["hidden_size"]
     elif architecture in _GEMMA_27B_LAYERS:
         wide = keys.number("block_count") == _GEMMA_27B_LAYERS[architecture]
-        config["query_pre_attn_scalar"] = config["hidden_size"] // heads if wide else config.get("head_dim", 256)
+        config["query_pre_attn_scalar"] = config["hidden_size"] // heads if wide else config["head_dim"]
 
 
 # Sizes by which llama.cpp itself tells these models apart: no key does.

@@ -156,7 +156,6 @@ LAYOUTS: Mapping[str, Layout] = MappingProxyType(
             _names(attn_q_norm="self_attn.q_layernorm.norms", attn_k_norm="self_attn.k_layernorm.norms"),
             eps="layer_norm_eps",
             flags={"use_qkv_bias": _ATTENTION_BIAS, "qk_layernorm": "model.layers.0.self_attn.q_layernorm.norms.0.weight"},
-            keys={"use_parallel_residual": "use_parallel_residual"},
         ),
         "command-r": _llama(
             "CohereForCausalLM",

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from maga_transformer.checkpoint.files import read_json_object
+from maga_transformer.checkpoint.torch_pickle import Inert
 
 _LLAMA = {
     "embedding": "model.embed_tokens.weight",
@@ -197,7 +198,8 @@ def _architecture(where: str, rows: Mapping[str, int]) -> str:
 def _config_of_args(where: str, args: Mapping[str, Any]) -> dict[str, Any]:
     for key, asks_nothing in _REFUSED.items():
         value = args.get(key)
-        value = getattr(value, "arguments", (value,))[0] if not isinstance(value, (str, type(None))) else value
+        if isinstance(value, Inert) and value.arguments:  # a member of an enumeration
+            value = value.arguments[0]
         if value not in asks_nothing:
             raise ValueError(f"{where}: {key}={value!r} is not supported; convert the model to safetensors")
     heads = args.get("num_attention_heads")

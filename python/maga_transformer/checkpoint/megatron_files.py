@@ -108,11 +108,10 @@ def read_rank(path: Path) -> RankFile:
 
 
 def _args(value: object) -> Mapping[str, Any]:
+    """An argparse.Namespace, or a dictionary."""
     if isinstance(value, Inert):
         value = value.state
-    if isinstance(value, Mapping):
-        return value
-    return vars(value) if hasattr(value, "__dict__") else {}
+    return value if isinstance(value, Mapping) else {}
 
 
 def _plain_name(name: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import math
 import pickle
@@ -89,7 +88,7 @@ class PickledTensor:
 class Inert:
     """Stands for an object of a class that is not known: it keeps what the pickle gives it and does nothing."""
 
-    origin = ""
+    origin = ""  # of the class, as the pickle names it
 
     def __new__(cls, *arguments: Any, **named: Any) -> Inert:
         made = super().__new__(cls)
@@ -152,11 +151,7 @@ class _Unpickler(pickle.Unpickler):
         if module == "torch" and name in _DTYPES:
             return _element(*_DTYPES[name])
         if self._inert:
-            return (
-                argparse.Namespace
-                if (module, name) == ("argparse", "Namespace")
-                else type(name, (Inert,), {"origin": f"{module}.{name}"})
-            )
+            return type(name, (Inert,), {"origin": f"{module}.{name}"})
         raise _Refused(
             f"{self._path}: this pickle wants {module}.{name}, which is more than tensors, and is not opened; "
             "save model.state_dict(), or safetensors, instead"
