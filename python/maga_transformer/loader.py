@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from maga_transformer import _core
-from maga_transformer.checkpoint import Checkpoint, stored_bytes
+from maga_transformer.checkpoint import Checkpoint, Source, stored_bytes
 from maga_transformer.formats import Dense, read_weight
 
 Progress = Callable[[int, int], None]
@@ -27,7 +27,8 @@ def load_weights(
     workers: int | None = None,
 ) -> list[_core.Weight]:
     """Packed weights in the order of program.weights. `progress` hears (bytes done, bytes in all) on this thread. Each of the
-    `workers` threads (default: one a usable core) holds one unpacked weight at a time, and all together at most _MOST_BYTES."""
+    `workers` threads (default: one a usable core) holds one unpacked weight at a time, and all together at most _MOST_BYTES.
+    What a finished weight was read from is given back, so that the process does not seem to hold the model twice."""
     specs = program.weights
     sizes = [stored_bytes(checkpoint, sources) for _, sources, _ in specs]
     total, done = sum(sizes), 0
@@ -51,6 +52,8 @@ def load_weights(
                 except BaseException:
                     pool.shutdown(wait=False, cancel_futures=True)
                     raise
+                for name in {Source.parse(source).tensor for source in specs[index][1]}:
+                    checkpoint.release(name)
                 done += sizes[index]
                 under_way -= sizes[index]
             if progress is not None:

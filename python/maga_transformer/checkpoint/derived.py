@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from maga_transformer.checkpoint.files import release
+
 Array = npt.NDArray[Any]
 
 
@@ -20,6 +22,7 @@ class Derived:
     nbytes: int
     file: str
     read: Callable[[], Array]
+    stored: tuple[Shard, ...]  # what it is made of
 
 
 class DerivedCheckpoint:
@@ -51,6 +54,10 @@ class DerivedCheckpoint:
 
     def tensor(self, name: str) -> Array:
         return self._derived(name).read()
+
+    def release(self, name: str) -> None:
+        for shard in self._derived(name).stored:
+            release(shard.read())
 
     def close(self) -> None:
         self._tensors.clear()
@@ -93,7 +100,7 @@ def joined(name: str, shards: list[Shard], axis: int | None, take: Callable[[Arr
         parts = [take(shard.read()) for shard in shards]
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=axis or 0)
 
-    return Derived(first.dtype, shape, math.prod(shape) * first.read().itemsize, first.file, read)
+    return Derived(first.dtype, shape, math.prod(shape) * first.read().itemsize, first.file, read, tuple(shards))
 
 
 def halves_from_pairs(values: Array, heads: int) -> Array:

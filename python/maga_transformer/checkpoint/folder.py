@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
-from maga_transformer.checkpoint.files import read_json_object
+from maga_transformer.checkpoint.files import read_json_object, release
 
 
 class Entry(Protocol):
@@ -96,6 +96,9 @@ class FolderCheckpoint:
 
     def tensor(self, name: str) -> npt.NDArray[Any]:
         return self._file(name).tensor(name)
+
+    def release(self, name: str) -> None:
+        release(self.tensor(name))
 
     def close(self) -> None:
         self._files.clear()

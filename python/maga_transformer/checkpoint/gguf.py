@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from maga_transformer.checkpoint.derived import Array, pairs_to_halves
+from maga_transformer.checkpoint.files import release
 from maga_transformer.checkpoint.gguf_config import HeadSizes, head_sizes, hugging_face_config
 from maga_transformer.checkpoint.gguf_file import GgufFile, GgufTensor
 from maga_transformer.checkpoint.gguf_layouts import Layout, layout_of
@@ -50,6 +51,10 @@ class _Part:
         if self.rows is not None:
             values = values[self.rows]
         return values - values.dtype.type(self.offset) if self.offset else values
+
+    def release(self) -> None:
+        values = self.file.tensor(self.stored)
+        release(values[self.rows] if isinstance(self.rows, int | slice) else values)
 
 
 class GgufCheckpoint:
@@ -112,6 +117,9 @@ class GgufCheckpoint:
 
     def tensor(self, name: str) -> Array:
         return self._part(name).read()
+
+    def release(self, name: str) -> None:
+        self._part(name).release()
 
     def close(self) -> None:
         self._parts.clear()
