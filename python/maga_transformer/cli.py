@@ -62,7 +62,7 @@ def _shown(default: object) -> str:
 
 _Path = Annotated[
     str | None,
-    typer.Argument(metavar="[PATH]", help="Hugging Face folder or GGUF file; without: CHECKPOINT_PATH", show_default=False),
+    typer.Argument(metavar="[PATH]", help="model folder or GGUF file; without: CHECKPOINT_PATH", show_default=False),
 ]
 _File = Annotated[
     str, typer.Option("--config", help="YAML file of settings; flags and environment win over it", show_default=False)
@@ -78,7 +78,7 @@ def serve(path: _Path = None, config: _File = "", *, settings: dict[str, object]
 
 
 def run(
-    path: Annotated[str, typer.Argument(help="Hugging Face folder or GGUF file")],
+    path: Annotated[str, typer.Argument(help="model folder or GGUF file")],
     prompt: Annotated[str, typer.Argument(help="text to continue, or with --chat a message to answer")],
     chat: Annotated[bool, typer.Option("--chat", help="answer through the model's chat template")] = False,
     max_new_tokens: Annotated[int, typer.Option(help="tokens to generate at most")] = 256,
@@ -104,7 +104,7 @@ def run(
 
 @app.command()
 def explain(
-    path: Annotated[str, typer.Argument(help="Hugging Face folder or GGUF file")],
+    path: Annotated[str, typer.Argument(help="model folder or GGUF file")],
     batch: Annotated[int, typer.Option(min=1, help="sequences of the step")] = 1,
     context: Annotated[int, typer.Option(min=0, help="tokens each sequence has before it")] = 512,
     model_type: Annotated[str | None, typer.Option(help="model family; without: read from the checkpoint")] = None,

@@ -97,12 +97,15 @@ class Config(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     # The model.
-    checkpoint_path: str = _setting("", "Hugging Face folder or GGUF file")
+    checkpoint_path: str = _setting("", "folder of Hugging Face, Meta or Megatron-LM, or a GGUF file")
     tokenizer_path: str = _setting(
         "", "tokenizer folder or file; empty: the checkpoint's own", flags=("--tokenizer-path", "--tokenizer")
     )
     load_format: Literal["auto", "dummy"] = _setting(
         "auto", "auto: the checkpoint's tensors; dummy: random weights of the shapes that config.json gives"
+    )
+    sparse_config_file: str = _setting(
+        "", "JSON file that says how the layers of a pruned model differ (layer_head_num, layer_inter_size)"
     )
     model_type: str = _setting("", "model family; empty: read from the checkpoint")
     task: Annotated[Literal["auto", "generate", "embed", "score"], BeforeValidator(_task_name)] = _setting(

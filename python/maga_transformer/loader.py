@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from maga_transformer import _core
-from maga_transformer.checkpoint import Checkpoint, stored_bytes
+from maga_transformer.checkpoint import Checkpoint, Source, stored_bytes
 from maga_transformer.formats import Affine, Dense, open_quantized, read_weight
 
 log = logging.getLogger(__name__)
@@ -33,8 +33,9 @@ def load_weights(
 ) -> list[_core.Weight]:
     """Packed weights in the order of program.weights. `progress` hears (bytes done, bytes in all) on this thread. Each of the
     `workers` threads (default: one a usable core) holds one unpacked weight, or one matrix of a stack, at a time, and all together
-    at most _MOST_BYTES. `quantization`: "int8" or "int4" rounds the weights of linears that are stored unquantised, but not the
-    vocabulary's and not those of routers; "" leaves them as they are."""
+    at most _MOST_BYTES. What a finished weight was read from is given back, so that the process does not seem to hold the model
+    twice. `quantization`: "int8" or "int4" rounds the weights of linears that are stored unquantised, but not the vocabulary's and
+    not those of routers; "" leaves them as they are."""
     checkpoint = open_quantized(checkpoint)
     specs = program.weights
     rounded = _linears(program) if quantization else set()
@@ -60,6 +61,8 @@ def load_weights(
                 except BaseException:
                     pool.shutdown(wait=False, cancel_futures=True)
                     raise
+                for name in {Source.parse(source).tensor for source in specs[index][1]}:
+                    checkpoint.release(name)
                 done += sizes[index]
                 under_way -= sizes[index]
             if progress is not None:

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from maga_transformer import _core, checkpoint, loader, models, tokenizer
+from maga_transformer.checkpoint.files import read_json_object
 from maga_transformer.config import Config, ConfigError
 from maga_transformer.device import Device, compute_dtype, cuda_backend, find_device
 from maga_transformer.generate_config import GenerateConfig
 from maga_transformer.memory import available_bytes
+from maga_transformer.models.irregular import sparse_keys
 from maga_transformer.progress import loading_progress
 from maga_transformer.request import RequestError
 from maga_transformer.runtime import Description, Runtime
@@ -27,7 +29,7 @@ def load_runtime(config: Config) -> Runtime:
     started = time.monotonic()
     if not config.checkpoint_path:
         raise ConfigError(
-            "CHECKPOINT_PATH is not set: name a Hugging Face folder or a GGUF file, e.g. CHECKPOINT_PATH=/models/llama.gguf"
+            "CHECKPOINT_PATH is not set: name a model's folder or a GGUF file, e.g. CHECKPOINT_PATH=/models/llama.gguf"
         )
     defaults = sampling_defaults(config.generation_config_path)
     try:
@@ -40,6 +42,8 @@ def load_runtime(config: Config) -> Runtime:
         )
     config = config.for_device(device.defaults)
     source = checkpoint.open_checkpoint(config.checkpoint_path, config.load_format)
+    if config.sparse_config_file:
+        source.config.update(read_sparse_config(config.sparse_config_file))
     program, family = models.build_program(source, config.model_type or None, config.task)
     backend, own_kv_dtype = make_backend(config, device, source.dtype(family.embedding))
     words = tokenizer.load_tokenizer(config.tokenizer_path or None, source)
@@ -122,6 +126,13 @@ def load_runtime(config: Config) -> Runtime:
             f"STOP_WORDS_STR, STOP_WORDS_LIST, FORCE_STOP_WORDS_STR, FORCE_STOP_WORDS_LIST: no request could use these: {error}"
         ) from None
     return runtime
+
+
+def read_sparse_config(path: str) -> dict[str, Any]:
+    try:
+        return sparse_keys(read_json_object(path), path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"SPARSE_CONFIG_FILE={path}: {error}") from None
 
 
 def make_backend(config: Config, device: Device, stored: str) -> tuple[_core.Backend, str]:

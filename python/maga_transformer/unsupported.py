@@ -30,7 +30,6 @@ REFUSED: dict[str, tuple[frozenset[str], str]] = {
     "MULTI_TASK_PROMPT": (_UNSET, f"a file of system prompts {_FILES}"),
     "MULTI_TASK_PROMPT_STR": (frozenset({"", "[]"}), f"a list of system prompts {_FILES}"),
     "EXTRA_DATA_PATH": (_UNSET, f"an extra artefact directory {_FILES}"),
-    "SPARSE_CONFIG_FILE": (_UNSET, f"a pruned-layer file {_FILES}"),
     "MEDUSA_CONFIG_FILE": (_UNSET, _SPECULATE),
     "SP_MODEL_TYPE": (_UNSET, _SPECULATE),
     "SP_CHECKPOINT_PATH": (_UNSET, _SPECULATE),

@@ -218,8 +218,10 @@ def test_folders_without_weights(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no weights here"):
         open_checkpoint(str(tmp_path))
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")
-    with pytest.raises(ValueError, match=r"pytorch_model\.bin: pickled torch weights"):
+    with pytest.raises(FileNotFoundError, match=r"config\.json"):
         open_checkpoint(str(tmp_path))
+    with pytest.raises(ValueError, match=r"pytorch_model\.bin: give the folder that holds this file"):
+        open_checkpoint(str(tmp_path / "pytorch_model.bin"))
     save_file({"a": TENSORS["a"]}, tmp_path / "model.safetensors")
     with pytest.raises(FileNotFoundError, match=r"config\.json"):
         open_checkpoint(str(tmp_path))

@@ -106,12 +106,12 @@ def test_rope_scaling_keys(scaling: dict, metadata: dict, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        ({"llama.attention.head_count_kv": [2, 1, 2]}, r"llama\.attention\.head_count_kv differs between layers"),
+        ({"llama.attention.head_count_kv": [2, 1, 2]}, "num_key_value_heads_per_layer says 1 for layer 1, whose tensors have 2"),
         ({"llama.attention.head_count": 0}, r"llama\.attention\.head_count is 0"),
         ({"llama.rope.scaling.type": "longrope"}, "rope scaling type 'longrope'"),
         ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.attn_factor": 2.0}, "with attn_factor 2.0, is not supported"),
         ({"llama.rope.freq_base": "high"}, r"llama\.rope\.freq_base is 'high', expected a number"),
-        ({"llama.expert_count": 8}, r"tensor model\.layers\.0\.block_sparse_moe\.gate\.weight is missing"),
+        ({"llama.expert_count": 8}, r"llama\.expert_count is there, but not blk\.0\.ffn_gate_inp\.weight"),
         ({"llama.embedding_length": 96}, r"tensor model\.embed_tokens\.weight has shape"),
     ],
 )

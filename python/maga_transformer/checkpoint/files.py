@@ -5,6 +5,9 @@ import mmap
 import os
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 
 def map_file(path: str) -> mmap.mmap:
     """Maps a file that has at least one byte. Arrays over the map keep it alive after its owner lets go of it."""
@@ -15,6 +18,27 @@ def map_file(path: str) -> mmap.mmap:
         if file.read(24).startswith(b"version https://git-lfs"):
             raise ValueError(f"{path}: this is a Git LFS pointer, not the weights; run `git lfs pull`")
         return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+
+
+def release(values: npt.NDArray[Any]) -> None:
+    """Lets the system take back the memory that a part of a mapped file came into; touched again, it is read from the file anew.
+    Arrays over other memory stay as they are."""
+    owner: Any = values
+    while owner is not None and not isinstance(owner, mmap.mmap):
+        owner = owner.obj if isinstance(owner, memoryview) else getattr(owner, "base", None)
+    if owner is None or not values.size or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    span = values.itemsize + sum((size - 1) * stride for size, stride in zip(values.shape, values.strides, strict=True))
+    begin = _address(values) - _address(np.frombuffer(owner, np.uint8, 1))
+    first = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE  # pages that others share stay
+    end = (begin + span) // mmap.PAGESIZE * mmap.PAGESIZE
+    if end > first:
+        owner.madvise(mmap.MADV_DONTNEED, first, end - first)
+
+
+def _address(values: npt.NDArray[Any]) -> int:
+    address: int = values.__array_interface__["data"][0]
+    return address
 
 
 def parse_json_object(data: bytes, where: str) -> dict[str, Any]:

@@ -1,36 +1,60 @@
 """GGUF models under Hugging Face's names: keys, tensor names and row order are translated, the values stay as stored."""
 
+from __future__ import annotations
+
+import math
 import os
 import re
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from maga_transformer.checkpoint.gguf_config import ARCHITECTURES, INTERLEAVED_ROPE, hugging_face_config
+from maga_transformer.checkpoint.derived import Array, pairs_to_halves
+from maga_transformer.checkpoint.files import release
+from maga_transformer.checkpoint.gguf_config import HeadSizes, head_sizes, hugging_face_config
 from maga_transformer.checkpoint.gguf_file import GgufFile, GgufTensor
+from maga_transformer.checkpoint.gguf_layouts import Layout, layout_of
 
-_TENSOR_NAMES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
-_LAYER_TENSOR_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 # Computed from the metadata by whoever wrote the file; hugging_face_config reads rope_freqs itself.
 _TABLES = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Rows of a stored tensor: all, in an order or range; one of them (an expert, of a stack); less what the converter added."""
+
+    file: GgufFile
+    stored: str
+    rows: Array | slice | int | None = None
+    offset: float = 0.0
+    as_row: bool = False  # a vector, as a matrix of one row
+
+    @property
+    def whole(self) -> GgufTensor:
+        return self.file.tensors[self.stored]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        if self.as_row:
+            return (1, *self.whole.shape)
+        rows, *rest = self.whole.shape
+        if isinstance(self.rows, int):
+            return tuple(rest)
+        return (len(range(*self.rows.indices(rows))) if isinstance(self.rows, slice) else rows, *rest)
+
+    def read(self) -> Array:
+        values = self.file.tensor(self.stored)
+        if self.as_row:
+            return values[None]
+        if self.rows is not None:
+            values = values[self.rows]
+        return values - values.dtype.type(self.offset) if self.offset else values
+
+    def release(self) -> None:
+        values = self.file.tensor(self.stored)
+        release(values[self.rows] if isinstance(self.rows, int | slice) else values)
 
 
 class GgufCheckpoint:
@@ -40,77 +64,110 @@ class GgufCheckpoint:
         self.path = path
         first = GgufFile(path)
         self.metadata = first.metadata
-        self._tensors: dict[str, tuple[GgufFile, str]] = {}  # our name -> (file, its name there)
+        self._parts: dict[str, _Part] = {}
         architecture = self.metadata.get("general.architecture")
         if not isinstance(architecture, str):
             raise ValueError(f"{path}: general.architecture is missing")
-        translate = architecture in ARCHITECTURES
-        tables: dict[str, npt.NDArray[Any]] = {}
+        stored: dict[str, GgufFile] = {}
         for file in (first, *_other_splits(first)):
-            for stored in file.tensors:
-                if stored in _TABLES:
-                    tables[stored] = file.tensor(stored)
-                    continue
-                name = _hugging_face_name(stored) if translate else stored
-                if name in self._tensors:
-                    raise ValueError(f"{file.path}: tensor {stored} is also in {self._tensors[name][0].path}")
-                self._tensors[name] = (file, stored)
-        shapes = {name: file.tensors[stored].shape for name, (file, stored) in self._tensors.items()}
-        self.config = hugging_face_config(path, self.metadata, shapes, tables)
-        self._interleaved = architecture in INTERLEAVED_ROPE
+            for name in file.tensors:
+                if name in stored:
+                    raise ValueError(f"{file.path}: tensor {name} is also in {stored[name].path}")
+                stored[name] = file
+        tables = {name: stored.pop(name).tensor(name) for name in _TABLES if name in stored}
+        layout = layout_of(architecture, set(stored))
+        if layout is None:
+            self.config: dict[str, Any] = {"architectures": [architecture], "model_type": architecture}
+            self._parts = {name: _Part(file, name) for name, file in stored.items()}
+            return
+        sizes = head_sizes(path, self.metadata)
+        for name, file in stored.items():
+            layer = re.match(r"blk\.(\d+)\.", name)
+            if layer and sizes.layers is not None and int(layer[1]) >= sizes.layers:
+                continue
+            for ours, part in _translate(layout, sizes, file, name).items():
+                if ours in self._parts:
+                    raise ValueError(f"{file.path}: tensor {name} stands for {ours}, which {self._parts[ours].stored} does too")
+                self._parts[ours] = part
+        shapes = {name: part.shape for name, part in self._parts.items()}
+        self.config = hugging_face_config(path, self.metadata, layout, shapes, tables)
+        if sizes.layers is not None:
+            self.config["num_hidden_layers"] = sizes.layers
 
-    def _stored(self, name: str) -> tuple[GgufFile, str, GgufTensor]:
-        if name not in self._tensors:
+    def _part(self, name: str) -> _Part:
+        if name not in self._parts:
             raise ValueError(f"{self.path}: no tensor {name}")
-        file, stored = self._tensors[name]
-        return file, stored, file.tensors[stored]
+        return self._parts[name]
 
     def names(self) -> list[str]:
-        return list(self._tensors)
+        return list(self._parts)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._stored(name)[2].shape
+        return self._part(name).shape
 
     def dtype(self, name: str) -> str:
-        return self._stored(name)[2].dtype
+        return self._part(name).whole.dtype
 
     def nbytes(self, name: str) -> int:
-        return self._stored(name)[2].nbytes
+        part = self._part(name)
+        return part.whole.nbytes * math.prod(part.shape) // max(1, math.prod(part.whole.shape))
 
     def file(self, name: str) -> str:
-        return self._stored(name)[0].path
+        return self._part(name).file.path
 
-    def tensor(self, name: str) -> npt.NDArray[Any]:
-        file, stored, _ = self._stored(name)
-        values = file.tensor(stored)
-        for projection, heads in ((".attn_q.", "num_attention_heads"), (".attn_k.", "num_key_value_heads")):
-            if self._interleaved and projection in stored:
-                return _halves_from_pairs(values, self.config[heads])
-        return values
+    def tensor(self, name: str) -> Array:
+        return self._part(name).read()
+
+    def release(self, name: str) -> None:
+        self._part(name).release()
 
     def close(self) -> None:
-        self._tensors.clear()
+        self._parts.clear()
 
 
-def _hugging_face_name(stored: str) -> str:
-    """blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight; unknown names stay, so that they are reported as found."""
+def _translate(layout: Layout, sizes: HeadSizes, file: GgufFile, stored: str) -> dict[str, _Part]:
+    """The target's tensors that a stored one makes. Names that are not known stay, so that they are reported as found."""
     base, _, kind = stored.rpartition(".")
-    if base in _TENSOR_NAMES:
-        return f"{_TENSOR_NAMES[base]}.{kind}"
-    layer = re.fullmatch(r"blk\.(\d+)\.(\w+)", base)
-    if layer and layer[2] in _LAYER_TENSOR_NAMES:
-        return f"model.layers.{layer[1]}.{_LAYER_TENSOR_NAMES[layer[2]]}.{kind}"
-    return stored
+    tensor = file.tensors[stored]
+    offset = layout.norm_offset if base.endswith("norm") and kind == "weight" else 0.0
+    if offset and tensor.dtype not in ("fp32", "fp16"):
+        raise ValueError(f"{file.path}: tensor {stored} has the type {tensor.dtype}, expected fp32")
+    if base in layout.outside:
+        return {f"{layout.outside[base]}.{kind}": _Part(file, stored, offset=offset)}
+    match = re.fullmatch(r"blk\.(\d+)\.(\w+)", base)
+    if match is None or match[2] not in layout.modules:
+        return {stored: _Part(file, stored)}
+    index, module = int(match[1]), match[2]
+    name = f"{layout.layer.format(index)}.{layout.modules[module]}"
+    heads, kv_heads, rows = sizes.heads(index), sizes.kv_heads(index), tensor.shape[0]
+    if layout.pairs and module in ("attn_q", "attn_k"):
+        return {f"{name}.{kind}": _Part(file, stored, pairs_to_halves(rows, heads if module == "attn_q" else kv_heads))}
+    if module == "attn_qkv" and layout.qkv:
+        total = heads + 2 * kv_heads
+        if not kv_heads or heads % kv_heads or rows % total:
+            raise ValueError(
+                f"{file.path}: tensor {stored} has {rows} rows, which do not fit {heads} heads and {kv_heads} KV heads"
+            )
+        q, k = heads * (rows // total), kv_heads * (rows // total)
+        if layout.qkv == "apart":
+            ranges = (slice(0, q), slice(q, q + k), slice(q + k, rows))
+            return {f"{name.format(part)}.{kind}": _Part(file, stored, own) for part, own in zip("qkv", ranges, strict=True)}
+        return {f"{name}.{kind}": _Part(file, stored, None if kv_heads == 1 else _interleaved(q, k, kv_heads))}
+    if name.endswith(".norms"):  # of each head, a tensor
+        return {f"{name}.{head}.{kind}": _Part(file, stored, head) for head in range(rows)}
+    if module.endswith("_exps"):  # of each expert
+        return {f"{name.format(expert)}.{kind}": _Part(file, stored, expert) for expert in range(rows)}
+    if name.endswith("_bias"):
+        return {name: _Part(file, stored)}
+    if module == "ffn_gate_inp_shexp" and len(tensor.shape) == 1:
+        return {f"{name}.{kind}": _Part(file, stored, as_row=True)}
+    return {f"{name}.{kind}": _Part(file, stored, offset=offset)}
 
 
-def _halves_from_pairs(values: npt.NDArray[Any], heads: int) -> npt.NDArray[Any]:
-    """Rows of each head from the order that rotates (2j, 2j + 1) to the one that rotates (j, j + d/2)."""
-    rows = values.shape[0]
-    if rows % (2 * heads):
-        return values  # a shape that the program builder refuses by name
-    order = np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(rows)
-    reordered: npt.NDArray[Any] = values[order]
-    return reordered
+def _interleaved(q: int, k: int, groups: int) -> Array:
+    """The order of rows that makes q | k | v a run of each for every group."""
+    rows = np.arange(q + 2 * k)
+    return np.concatenate([part.reshape(groups, -1) for part in np.split(rows, [q, q + k])], axis=1).reshape(-1)
 
 
 def _other_splits(first: GgufFile) -> list[GgufFile]:

@@ -35,6 +35,9 @@ class PrefixedCheckpoint:
     def tensor(self, name: str) -> npt.NDArray[Any]:
         return self._checkpoint.tensor(self._own(name))
 
+    def release(self, name: str) -> None:
+        self._checkpoint.release(self._own(name))
+
     def close(self) -> None:
         self._checkpoint.close()
 

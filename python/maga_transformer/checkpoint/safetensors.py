@@ -1,4 +1,4 @@
-"""Hugging Face folders: safetensors files (u64 header length, JSON header, data), single or with a sharded index."""
+"""safetensors files (u64 header length, JSON header, data), and Hugging Face folders of them."""
 
 import math
 import os
@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from maga_transformer.checkpoint.files import is_count, map_file, parse_json_object, read_json_object
+from maga_transformer.checkpoint.files import is_count, map_file, parse_json_object
+from maga_transformer.checkpoint.folder import FolderCheckpoint
 
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 _MAX_DIMENSIONS = 8
@@ -43,6 +44,10 @@ class _Entry:
     shape: tuple[int, ...]
     begin: int  # byte in the file
     end: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.end - self.begin
 
 
 class SafetensorsFile:
@@ -100,74 +105,11 @@ def _parse_entry(path: str, name: str, entry: object, data_start: int) -> _Entry
     return _Entry(our_name, numpy_dtype, tuple(shape), data_start + offsets[0], data_start + offsets[1])
 
 
-class SafetensorsCheckpoint:
+class SafetensorsCheckpoint(FolderCheckpoint):
     """A folder with config.json and model.safetensors, or shards that model.safetensors.index.json lists."""
 
     def __init__(self, path: str) -> None:
-        self.path = path
-        self.config = read_json_object(os.path.join(path, "config.json"))
-        index = os.path.join(path, _INDEX)
-        self._files: dict[str, SafetensorsFile] = {}  # tensor name -> its file
-        if os.path.exists(index):
-            self._read_index(index)
-        else:
-            self._read_files(_unindexed_files(path))
-
-    def _read_files(self, paths: list[str]) -> None:
-        for path in paths:
-            file = SafetensorsFile(path)
-            for name in file.entries:
-                if name in self._files:
-                    raise ValueError(f"{path}: tensor {name} is also in {self._files[name].path}")
-                self._files[name] = file
-
-    def _read_index(self, index: str) -> None:
-        weight_map = read_json_object(index).get("weight_map")
-        if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
-            raise ValueError(f"{index}: weight_map is not an object of tensor names and file names")
-        for shard in sorted(set(weight_map.values())):
-            path = os.path.join(self.path, shard)
-            if os.path.basename(shard) != shard:
-                raise ValueError(f"{index}: shard {shard!r} is not a file name of this folder")
-            if not os.path.isfile(path):
-                raise FileNotFoundError(f"{path}: this shard is named by {_INDEX} but missing")
-        self._read_files([os.path.join(self.path, shard) for shard in sorted(set(weight_map.values()))])
-        for name, shard in weight_map.items():
-            if name not in self._files or os.path.basename(self._files[name].path) != shard:
-                raise ValueError(f"{os.path.join(self.path, shard)}: tensor {name} is not in the shard that {_INDEX} names")
-        for name, file in self._files.items():
-            if name not in weight_map:
-                raise ValueError(f"{file.path}: tensor {name} is not listed in {_INDEX}")
-
-    def _entry(self, name: str) -> _Entry:
-        return self._file(name).entries[name]
-
-    def _file(self, name: str) -> SafetensorsFile:
-        if name not in self._files:
-            raise ValueError(f"{self.path}: no tensor {name}")
-        return self._files[name]
-
-    def names(self) -> list[str]:
-        return list(self._files)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._entry(name).shape
-
-    def dtype(self, name: str) -> str:
-        return self._entry(name).dtype
-
-    def nbytes(self, name: str) -> int:
-        entry = self._entry(name)
-        return entry.end - entry.begin
-
-    def file(self, name: str) -> str:
-        return self._file(name).path
-
-    def tensor(self, name: str) -> npt.NDArray[Any]:
-        return self._file(name).tensor(name)
-
-    def close(self) -> None:
-        self._files.clear()
+        super().__init__(path, SafetensorsFile, index=_INDEX, unindexed=_unindexed_files)
 
 
 def _unindexed_files(folder: str) -> list[str]:

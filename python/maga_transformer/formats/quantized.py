@@ -76,6 +76,10 @@ class QuantizedCheckpoint:
             return np.asarray(self.canonical(name).dequantize())
         return self._checkpoint.tensor(name)
 
+    def release(self, name: str) -> None:
+        for part in self._modules[name.removesuffix(".weight")] if self.is_quantized(name) else (name,):
+            self._checkpoint.release(part)
+
     def canonical(self, name: str) -> Canonical:
         return self._method.read(self._checkpoint, name.removesuffix(".weight"))
 

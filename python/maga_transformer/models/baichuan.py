@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from maga_transformer._core import View
 from maga_transformer.models.builder import Builder
+from maga_transformer.models.irregular import LayerTensors
 from maga_transformer.models.llama import Llama
 
 _VOCABULARY_2, _HIDDEN_13B = 125696, 5120
@@ -12,9 +13,12 @@ _VOCABULARY_2, _HIDDEN_13B = 125696, 5120
 
 class Baichuan(Llama):
     model_type = "baichuan"
+    layer_tensors = LayerTensors(fused="model.layers.{}.self_attn.W_pack")
     architectures: ClassVar[tuple[str, ...]] = ("BaichuanForCausalLM", "BaiChuanForCausalLM")
 
     def qkv(self, b: Builder, x: View, module: str) -> list[View]:
+        if b.has(f"{module}.q_proj.weight"):  # apart, as GGUF files have them
+            return super().qkv(b, x, module)
         return b.split_linear(x, f"{module}.W_pack", self.heads.widths())
 
     def logits(self, b: Builder, x: View, vocab: int | None) -> None:

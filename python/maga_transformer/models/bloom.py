@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from maga_transformer._core import Program, View
 from maga_transformer.models.builder import Builder
 from maga_transformer.models.family import Family
+from maga_transformer.models.irregular import LayerTensors
 
 
 class Bloom(Family):
@@ -22,6 +23,8 @@ class Bloom(Family):
         }
     )
     defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({"tie_word_embeddings": True})
+    layer_tensors = LayerTensors("h.{}.self_attention.dense", "", "h.{}.self_attention.query_key_value", "h.{}.mlp.dense_4h_to_h")
+    mlp_ratio = 4
     norm_kind = "layer"
     norm_eps = ("layer_norm_epsilon", 1e-5)
 
@@ -43,7 +46,7 @@ class Bloom(Family):
         x = b.add(h if normed_residual else x, attended)
         h = b.norm(x, f"{module}.post_attention_layernorm", self.norm)
         up, down = f"{mlp}.dense_h_to_4h", f"{mlp}.dense_4h_to_h"
-        out = b.mlp(h, up, down, "gelu_new", width=4 * self.hidden, bias=True)
+        out = b.mlp(h, up, down, "gelu_new", width=self.intermediate, bias=True)
         return b.add(h if normed_residual else x, out)
 
     def uses_alibi(self) -> bool:

@@ -11,6 +11,7 @@ from maga_transformer.checkpoint import Checkpoint
 from maga_transformer.models.builder import Builder
 from maga_transformer.models.chatglm1 import ChatGlm1
 from maga_transformer.models.family import Family
+from maga_transformer.models.irregular import LayerTensors
 from maga_transformer.models.phi3 import Phi3
 from maga_transformer.models.rope import Rope, read_rope
 
@@ -64,6 +65,12 @@ class ChatGlm(Family):
         }
     )
     defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({"partial_rotary_factor": 0.5})
+    layer_tensors = LayerTensors(
+        "encoder.layers.{}.self_attention.dense",
+        "",
+        "encoder.layers.{}.self_attention.query_key_value",
+        "encoder.layers.{}.mlp.dense_4h_to_h",
+    )
     norm_eps = ("layernorm_epsilon", 1e-5)
     embedding = "transformer.embedding.word_embeddings.weight"
     final_norm = "transformer.encoder.final_layernorm"
@@ -104,7 +111,7 @@ class ChatGlm(Family):
         q, k, v = b.split_linear(h, f"{attention}.query_key_value", self.heads.widths(), groups=groups, bias=bias)
         x = b.add(x, b.linear(self.attend(b, q, k, v), f"{attention}.dense", width=self.hidden))
         h = b.norm(x, f"{module}.post_attention_layernorm", self.norm)
-        gate, up = b.split_linear(h, f"{mlp}.dense_h_to_4h", [self.config.integer("intermediate_size")] * 2)
+        gate, up = b.split_linear(h, f"{mlp}.dense_h_to_4h", [self.known_width()] * 2)
         return b.add(x, b.linear(b.activate(gate, up, self.activation), f"{mlp}.dense_4h_to_h", width=self.hidden))
 
 

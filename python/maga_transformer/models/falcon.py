@@ -13,6 +13,7 @@ from maga_transformer.formats.canonical import Dense, rounded
 from maga_transformer.models.alibi import alibi_slopes
 from maga_transformer.models.builder import Builder
 from maga_transformer.models.family import Family
+from maga_transformer.models.irregular import LayerTensors
 
 
 class Falcon(Family):
@@ -30,6 +31,8 @@ class Falcon(Family):
         }
     )
     defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({"hidden_act": "gelu", "tie_word_embeddings": True})
+    layer_tensors = LayerTensors("h.{}.self_attention.dense", "", "h.{}.self_attention.query_key_value", "h.{}.mlp.dense_4h_to_h")
+    mlp_ratio = 4
     norm_kind = "layer"
     norm_eps = ("layer_norm_epsilon", 1e-5)
     embedding = "transformer.word_embeddings.weight"
@@ -62,7 +65,7 @@ class Falcon(Family):
             h = b.norm(x, f"{module}.ln_mlp", self.norm)
         elif not self.parallel:
             h = b.norm(attended, f"{module}.post_attention_layernorm", self.norm)
-        width = self.intermediate or 4 * self.hidden
+        width = self.intermediate
         return b.add(attended, b.mlp(h, f"{mlp}.dense_h_to_4h", f"{mlp}.dense_4h_to_h", self.activation, width=width, bias=bias))
 
     def uses_alibi(self) -> bool:

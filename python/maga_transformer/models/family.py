@@ -13,11 +13,13 @@ from maga_transformer.checkpoint import Checkpoint
 from maga_transformer.models.alibi import alibi_slopes
 from maga_transformer.models.builder import Builder, Heads, Norm
 from maga_transformer.models.config import ModelConfig
+from maga_transformer.models.irregular import LayerSize, LayerTensors, PrunedBuilder, layer_sizes
 from maga_transformer.models.rope import Rope, read_rope
 from maga_transformer.models.task import EMBED, GENERATE, Task
 
 log = logging.getLogger(__name__)
 
+_MAX_POSITIONS = 1 << 40  # what a scaling factor may make of them
 _MAX_HEADS = _MAX_HEAD_DIM = 65536
 
 
@@ -29,7 +31,9 @@ class Family(ABC):
     architectures: ClassVar[tuple[str, ...]]  # as config.json names them
     spellings: ClassVar[Mapping[str, str]] = MappingProxyType({})  # Llama's config keys -> the family's own
     defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # of config keys that are absent or null
-    transposed_linears: ClassVar[bool] = False  # whether the checkpoint stores their weights as (in, out)
+    transposed_linears: bool = False  # whether the checkpoint stores their weights as (in, out)
+    layer_tensors: ClassVar[LayerTensors] = LayerTensors()
+    mlp_ratio: ClassVar[int] = 0  # of MLP width and hidden size, where the config does not say; 0: the tensors tell
     norm_kind: ClassVar[str] = "rms"
     norm_eps: ClassVar[tuple[str, float]] = ("rms_norm_eps", 1e-6)  # config key and default
     encoder: ClassVar[bool] = False  # it has no head that generates
@@ -42,11 +46,11 @@ class Family(ABC):
         self.task = Task(GENERATE)
         self.config = config = ModelConfig(checkpoint.path, checkpoint.config, spellings=self.spellings, defaults=self.defaults)
         self.hidden = config.integer("hidden_size")
-        self.layers = config.integer("num_hidden_layers")
+        self.layers = config.integer("num_hidden_layers" if config.get("layer_num") is None else "layer_num")
         self.heads = self._heads()
         self.norm = Norm(self.norm_kind, config.number(*self.norm_eps), bias=self.norm_kind == "layer")
         self.activation = config.text("hidden_act", "silu")
-        self.intermediate = config.integer("intermediate_size") if config.get("intermediate_size") is not None else None
+        self.intermediate = self.mlp_width()
         self.rope: Rope | None = None if self.uses_alibi() else self.read_rope()
         self.alibi: Sequence[float] | None = self.alibi_slopes() if self.uses_alibi() else None
 
@@ -60,12 +64,23 @@ class Family(ABC):
         """Appends layer `i` to the program; x and the result are (tokens, hidden)."""
 
     def build(self) -> Program:
-        b = Builder(self.checkpoint, self.model_type, transposed_linears=self.transposed_linears)
-        b.program.max_positions = self.positions()
+        sizes = layer_sizes(
+            self.checkpoint,
+            self.config,
+            LayerSize(self.heads, self.intermediate),
+            self.layers,
+            self.layer_tensors,
+            transposed=self.transposed_linears,
+        )
+        builder = PrunedBuilder if any(size.lacks_something for size in sizes.values()) else Builder
+        b = builder(self.checkpoint, self.model_type, transposed_linears=self.transposed_linears)
+        b.program.max_positions = min(self.positions(), _MAX_POSITIONS)
         self.embedding, self.head = self._vocabulary_tensors(b)
         vocab = self.config.integer("vocab_size") if self.config.get("vocab_size") is not None else None
         x = self.embed(b, vocab)
         for i in range(self.layers):
+            if i in sizes:
+                self._resize(sizes[i])
             x = self.layer(b, x, i)
         if self.task.kind == GENERATE:
             self.logits(b, self.normed(b, b.select(x)), vocab)
@@ -74,6 +89,22 @@ class Family(ABC):
         else:
             b.end(b.pool(self.normed(b, x), "last"), "score", width=self.task.labels, bias=False)
         return b.finish()
+
+    def _resize(self, size: LayerSize) -> None:
+        """Makes heads and intermediate those of the layer that comes next."""
+        self.heads, self.intermediate = size.heads, size.intermediate
+        if self.alibi is not None and size.heads.heads:
+            self.alibi = self.alibi_slopes()
+
+    def mlp_width(self) -> int | None:
+        """None: the tensors' own."""
+        if self.config.get("intermediate_size") is not None:
+            return self.config.integer("intermediate_size")
+        return self.mlp_ratio * self.hidden or None
+
+    def known_width(self) -> int:
+        """`intermediate`, of tensors that hold more than the MLP's columns."""
+        return self.config.integer("intermediate_size") if self.intermediate is None else self.intermediate
 
     def embed(self, b: Builder, vocab: int | None) -> View:
         return b.embed(self.embedding, vocab=vocab, hidden=self.hidden)

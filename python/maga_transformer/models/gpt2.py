@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from maga_transformer._core import Program, View
 from maga_transformer.models.builder import Builder
 from maga_transformer.models.family import Family
+from maga_transformer.models.irregular import LayerTensors
 
 
 class Gpt2(Family):
@@ -27,6 +28,8 @@ class Gpt2(Family):
     defaults: ClassVar[Mapping[str, Any]] = MappingProxyType(
         {"hidden_act": "gelu_new", "tie_word_embeddings": True, "max_position_embeddings": 1024}
     )
+    layer_tensors = LayerTensors("h.{}.attn.c_proj", "", "h.{}.attn.c_attn", "h.{}.mlp.c_proj")
+    mlp_ratio = 4
     norm_kind = "layer"
     norm_eps = ("layer_norm_epsilon", 1e-5)
 
@@ -34,6 +37,7 @@ class Gpt2(Family):
         self._prefix = "" if "wte.weight" in self.checkpoint.names() else "transformer."
         self.embedding, self.final_norm = f"{self._prefix}wte.weight", f"{self._prefix}ln_f"
         self.config.require("add_cross_attention", False)
+        self.transposed_linears = self.config.flag("transposed_linears", self.transposed_linears)  # readers of other layouts say so
         return super().build()
 
     def embed(self, b: Builder, vocab: int | None) -> View:
@@ -47,8 +51,7 @@ class Gpt2(Family):
             scale /= i + 1
         x = b.add(x, b.linear(self.attend(b, q, k, v, scale=scale), f"{module}.attn.c_proj", width=self.hidden, bias=True))
         h = b.norm(x, f"{module}.ln_2", self.norm)
-        width = self.intermediate or 4 * self.hidden
-        return b.add(x, b.mlp(h, f"{module}.mlp.c_fc", f"{module}.mlp.c_proj", self.activation, width=width, bias=True))
+        return b.add(x, b.mlp(h, f"{module}.mlp.c_fc", f"{module}.mlp.c_proj", self.activation, width=self.intermediate, bias=True))
 
     def qkv(self, b: Builder, x: View, module: str) -> list[View]:
         return b.split_linear(x, module, self.heads.widths(), bias=True)

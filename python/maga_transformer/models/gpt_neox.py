@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from maga_transformer._core import View
 from maga_transformer.models.builder import Builder
 from maga_transformer.models.family import Family
+from maga_transformer.models.irregular import LayerTensors
 
 
 class GptNeoX(Family):
@@ -17,6 +18,10 @@ class GptNeoX(Family):
         {"partial_rotary_factor": "rotary_pct", "rope_theta": "rotary_emb_base"}
     )
     defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({"partial_rotary_factor": 0.25, "hidden_act": "gelu"})
+    layer_tensors = LayerTensors(
+        "layers.{}.attention.dense", "", "layers.{}.attention.query_key_value", "layers.{}.mlp.dense_4h_to_h"
+    )
+    mlp_ratio = 4
     norm_kind = "layer"
     norm_eps = ("layer_norm_eps", 1e-5)
     embedding = "gpt_neox.embed_in.weight"
@@ -33,5 +38,5 @@ class GptNeoX(Family):
         parallel = self.config.flag("use_parallel_residual", True)
         h = b.norm(x if parallel else attended, f"{module}.post_attention_layernorm", self.norm)
         mlp = f"{module}.mlp"
-        width = self.intermediate or 4 * self.hidden
+        width = self.intermediate
         return b.add(attended, b.mlp(h, f"{mlp}.dense_h_to_4h", f"{mlp}.dense_4h_to_h", self.activation, width=width, bias=True))

@@ -8,6 +8,7 @@ from maga_transformer._core import View
 from maga_transformer.checkpoint import Checkpoint
 from maga_transformer.models.builder import Builder
 from maga_transformer.models.family import Family
+from maga_transformer.models.irregular import LayerTensors
 from maga_transformer.models.llama import Llama
 
 
@@ -26,6 +27,9 @@ class InternLM2(Family):
     model_type = "internlm2"
     architectures = ("InternLM2ForCausalLM",)
     spellings: ClassVar[Mapping[str, str]] = MappingProxyType({"attention_bias": "bias"})
+    layer_tensors = LayerTensors(
+        "layers.{}.attention.wo", "layers.{}.attention.wk", "layers.{}.attention.wqkv", "layers.{}.feed_forward.w2"
+    )
     embedding = "model.tok_embeddings.weight"
     head = "output.weight"
 
@@ -34,7 +38,10 @@ class InternLM2(Family):
         bias = self.config.flag("attention_bias", False)
         h = b.norm(x, f"{module}.attention_norm", self.norm)
         widths, groups = self.heads.widths(), self.heads.kv_heads
-        q, k, v = b.split_linear(h, f"{module}.attention.wqkv", widths, groups=groups, bias=bias)
+        if b.has(f"{module}.attention.wq.weight"):  # apart, as GGUF files have them
+            q, k, v = b.linears(h, [f"{module}.attention.w{name}" for name in "qkv"], widths=widths, bias=bias)
+        else:
+            q, k, v = b.split_linear(h, f"{module}.attention.wqkv", widths, groups=groups, bias=bias)
         x = b.add(x, b.linear(self.attend(b, q, k, v), f"{module}.attention.wo", width=self.hidden, bias=bias))
         h = b.norm(x, f"{module}.ffn_norm", self.norm)
         mlp = f"{module}.feed_forward"

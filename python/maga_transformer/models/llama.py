@@ -10,7 +10,7 @@ from maga_transformer.models.family import Family
 class Llama(Family):
     model_type = "llama"
     aliases: ClassVar[tuple[str, ...]] = ("Yi",)
-    architectures: ClassVar[tuple[str, ...]] = ("LlamaForCausalLM", "LLaMAForCausalLM", "YiForCausalLM")
+    architectures: ClassVar[tuple[str, ...]] = ("LlamaForCausalLM", "LLaMAForCausalLM", "YiForCausalLM", "DeciLMForCausalLM")
 
     def layer(self, b: Builder, x: View, i: int) -> View:
         module = f"model.layers.{i}"

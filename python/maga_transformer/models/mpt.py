@@ -11,6 +11,7 @@ from maga_transformer.models.alibi import mpt_slopes
 from maga_transformer.models.builder import Builder, Norm
 from maga_transformer.models.config import ModelConfig
 from maga_transformer.models.family import Family
+from maga_transformer.models.irregular import LayerTensors
 
 
 class Mpt(Family):
@@ -25,6 +26,7 @@ class Mpt(Family):
         }
     )
     defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({"hidden_act": "gelu", "tie_word_embeddings": True})
+    layer_tensors = LayerTensors("blocks.{}.attn.out_proj", "", "blocks.{}.attn.Wqkv", "blocks.{}.ffn.down_proj")
     norm_kind = "layer"
     norm_eps = ("layer_norm_epsilon", 1e-5)
     embedding = "transformer.wte.weight"
@@ -68,8 +70,11 @@ class Mpt(Family):
         h = b.attention(q, k, v, self.heads, scale=scale, alibi=self.alibi)
         x = b.add(x, b.linear(h, f"{module}.attn.out_proj", width=self.hidden, bias=bias))
         h = b.norm(x, f"{module}.norm_2", self.norm)
-        width = self.config.integer("expansion_ratio", 4) * self.hidden
+        width = self.intermediate
         return b.add(x, b.mlp(h, f"{module}.ffn.up_proj", f"{module}.ffn.down_proj", self.activation, width=width, bias=bias))
+
+    def mlp_width(self) -> int:
+        return self.config.integer("expansion_ratio", 4) * self.hidden
 
     def normed(self, b: Builder, x: View) -> View:
         """The head is linear and has no bias, so what scales its input scales the logits."""

@@ -10,6 +10,7 @@ from maga_transformer._core import Program, View
 from maga_transformer.checkpoint import Checkpoint
 from maga_transformer.models.builder import Builder
 from maga_transformer.models.family import Family
+from maga_transformer.models.irregular import LayerTensors
 
 _FIRST_ROW = 2
 
@@ -19,6 +20,10 @@ class Opt(Family):
     architectures = ("OPTForCausalLM",)
     spellings: ClassVar[Mapping[str, str]] = MappingProxyType({"intermediate_size": "ffn_dim", "hidden_act": "activation_function"})
     defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({"hidden_act": "relu", "tie_word_embeddings": True})
+    layer_tensors = LayerTensors(
+        "decoder.layers.{}.self_attn.out_proj", "decoder.layers.{}.self_attn.k_proj", "", "decoder.layers.{}.fc2"
+    )
+    mlp_ratio = 4
     norm_kind = "layer"
     norm_eps = ("layer_norm_eps", 1e-5)
 
@@ -49,8 +54,7 @@ class Opt(Family):
         attended = b.linear(self.attend(b, q, k, v), f"{module}.self_attn.out_proj", width=self.hidden, bias=self._bias)
         x = self._norm(b, b.add(x, attended), f"{module}.self_attn_layer_norm", False)
         h = self._norm(b, x, f"{module}.final_layer_norm", True)
-        width = self.intermediate or 4 * self.hidden
-        out = b.add(x, b.mlp(h, f"{module}.fc1", f"{module}.fc2", self.activation, width=width, bias=self._bias))
+        out = b.add(x, b.mlp(h, f"{module}.fc1", f"{module}.fc2", self.activation, width=self.intermediate, bias=self._bias))
         return self._norm(b, out, f"{module}.final_layer_norm", False)
 
     def _norm(self, b: Builder, x: View, module: str, before: bool) -> View:

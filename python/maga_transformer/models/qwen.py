@@ -9,6 +9,7 @@ from typing import ClassVar
 from maga_transformer._core import View
 from maga_transformer.models.builder import Builder
 from maga_transformer.models.family import Family
+from maga_transformer.models.irregular import LayerTensors
 from maga_transformer.models.rope import Rope, read_rope
 
 
@@ -19,6 +20,7 @@ class Qwen(Family):
     spellings: ClassVar[Mapping[str, str]] = MappingProxyType(
         {"head_dim": "kv_channels", "rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
     )
+    layer_tensors = LayerTensors("h.{}.attn.c_proj", "", "h.{}.attn.c_attn", "h.{}.mlp.c_proj")
     norm_eps = ("layer_norm_epsilon", 1e-6)
     embedding = "transformer.wte.weight"
     final_norm = "transformer.ln_f"
@@ -28,13 +30,16 @@ class Qwen(Family):
         self.config.require("no_bias", True)
         h = b.norm(x, f"{module}.ln_1", self.norm)
         q, k, v = b.split_linear(h, f"{module}.attn.c_attn", self.heads.widths(), bias=True)
-        if self.config.flag("use_logn_attn", False) and self.positions() > self._trained():
+        if q.width and self.config.flag("use_logn_attn", False) and self.positions() > self._trained():
             b.program.log_scale(q, from_=self._trained())
         x = b.add(x, b.linear(self.attend(b, q, k, v), f"{module}.attn.c_proj", width=self.hidden))
         h = b.norm(x, f"{module}.ln_2", self.norm)
-        mlp, width = f"{module}.mlp", self.config.integer("intermediate_size", least=2) // 2  # the key counts both matrices
-        gate, up = b.linears(h, [f"{mlp}.w2", f"{mlp}.w1"], widths=[width, width])
+        mlp = f"{module}.mlp"
+        gate, up = b.linears(h, [f"{mlp}.w2", f"{mlp}.w1"], widths=[self.intermediate] * 2)
         return b.add(x, b.linear(b.activate(gate, up, self.activation), f"{mlp}.c_proj", width=self.hidden))
+
+    def mlp_width(self) -> int:
+        return self.config.integer("intermediate_size", least=2) // 2  # the key counts gate and up
 
     def read_rope(self) -> Rope:
         rope = replace(read_rope(self.config, self.heads.head_dim), max_positions=self._trained())

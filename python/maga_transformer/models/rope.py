@@ -86,7 +86,9 @@ def read_rope(config: ModelConfig, head_dim: int, *, theta: float = 10000.0) -> 
         multiplier = _longrope_multiplier(config, scaling, positions / original, original)
         long = _as_fp32(plain / _divisors(config, scaling, "long_factor", plain.size))
         inv_freq = _as_fp32(frequencies)
-        return Rope(rotary_dim, inv_freq, multiplier, base, 0.0, int(original), positions, long_inv_freq=tuple(long))
+        return Rope(
+            rotary_dim, inv_freq, multiplier, base, 0.0, int(min(original, positions)), positions, long_inv_freq=tuple(long)
+        )
     elif kind != "default":
         factor = _factor(config, scaling, positions)
         if kind == "linear":

@@ -7,12 +7,14 @@ from typing import Any, ClassVar
 from maga_transformer._core import View
 from maga_transformer.models.builder import Builder
 from maga_transformer.models.family import Family
+from maga_transformer.models.irregular import LayerTensors
 
 
 class Starcoder2(Family):
     model_type = "starcoder2"
     architectures = ("Starcoder2ForCausalLM",)
     defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({"hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True})
+    layer_tensors = LayerTensors(down="model.layers.{}.mlp.c_proj")
     norm_kind = "layer"
     norm_eps = ("norm_epsilon", 1e-5)
 
