@@ -110,3 +110,12 @@ class Runner:
             for sequence, token in zip(live, self.step(parts).argmax(axis=1), strict=True):
                 texts[sequence].append(int(token))
         return [ids[len(prompt) :] for ids, prompt in zip(texts, prompts, strict=True)]
+
+
+def embedded(backend: _core.Backend, checkpoint: Checkpoint, texts: Sequence[Sequence[int]], kv_dtype: str = "fp32") -> np.ndarray:
+    """What a model that embeds or scores makes of texts, all in one step."""
+    length = max(map(len, texts))
+    tokens = sum(map(len, texts))
+    runner = Runner(backend, checkpoint, length=length, tokens=tokens, sequences=len(texts), kv_dtype=kv_dtype)
+    assert runner.program.embeds
+    return runner.step([Part(i, ids, 0, len(ids), [len(ids) - 1]) for i, ids in enumerate(texts)])

@@ -1,67 +1,19 @@
 """Encoders and decoders that embed or score give the vectors and logits of transformers."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
-import transformers
-from folders import TINY
 from maga_transformer import _core
 from maga_transformer.checkpoint import open_checkpoint
 from maga_transformer.models import build_program
-from runner import Part, Runner
+from runner import embedded
+from tiny_embedders import KINDS, TEXTS, pooled, scored, sentence_transformer, tiny
 
-RNG = np.random.default_rng(5)
-TEXTS = [RNG.integers(3, 96, n).tolist() for n in (1, 40, 17, 33)]
-ENCODER = {key: value for key, value in TINY.items() if key not in ("num_key_value_heads", "rms_norm_eps")}
-KINDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "bert": ("Bert", {}),
-    "bert-relu": ("Bert", {"hidden_act": "relu", "type_vocab_size": 1, "layer_norm_eps": 1e-5}),
-    "roberta": ("Roberta", {"pad_token_id": 1, "type_vocab_size": 1}),
-    "xlm-roberta": ("XLMRoberta", {"pad_token_id": 1, "type_vocab_size": 1, "max_position_embeddings": 66}),
-    "qwen2": ("Qwen2", {"num_key_value_heads": 2}),
-    "qwen3": ("Qwen3", {"num_key_value_heads": 2, "head_dim": 12}),
-    "llama": ("Llama", {"num_key_value_heads": 2}),
-}
 BACKENDS = {
     "reference": lambda: _core.reference_backend(),
     "cpu": lambda: _core.cpu_backend(threads=2, quantize_activations=False),
 }
-
-
-def tiny(kind: str, suffix: str, folder: Path, **settings: Any) -> Any:
-    name, own = KINDS[kind]
-    torch.manual_seed(0)
-    config = getattr(transformers, name + "Config")(**{**ENCODER, "pad_token_id": 0, **own, **settings})
-    config._attn_implementation = "eager"
-    model = getattr(transformers, name + suffix)(config).float().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0, parameter.shape[1] ** -0.5 if parameter.ndim == 2 else 0.5)
-    model.save_pretrained(folder)
-    return model
-
-
-def sentence_transformer(folder: Path, pooling: str, *, normalize: bool = False) -> None:
-    modules = [{"type": "sentence_transformers.models.Transformer", "path": ""}]
-    modules.append({"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"})
-    if normalize:
-        modules.append({"type": "sentence_transformers.models.Normalize", "path": "2_Normalize"})
-    (folder / "modules.json").write_text(json.dumps(modules))
-    (folder / "1_Pooling").mkdir()
-    modes = ("pooling_mode_cls_token", "pooling_mode_mean_tokens", "pooling_mode_max_tokens", "pooling_mode_lasttoken")
-    (folder / "1_Pooling/config.json").write_text(json.dumps({mode: mode == pooling for mode in modes}))
-
-
-def rows(folder: Path, backend: _core.Backend, texts: list[list[int]]) -> np.ndarray:
-    """All texts in one step."""
-    runner = Runner(backend, open_checkpoint(str(folder)), length=64, tokens=256, sequences=len(texts))
-    assert runner.program.embeds
-    parts = [Part(i, ids, 0, len(ids), [len(ids) - 1]) for i, ids in enumerate(texts)]
-    return runner.step(parts)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -70,13 +22,9 @@ def rows(folder: Path, backend: _core.Backend, texts: list[list[int]]) -> np.nda
 def test_embeddings(kind: str, pooling: str, backend: str, tmp_path: Path) -> None:
     model = tiny(kind, "Model", tmp_path)
     sentence_transformer(tmp_path, pooling)
-    expected = []
-    for ids in TEXTS:
-        with torch.no_grad():
-            hidden = model(torch.tensor([ids])).last_hidden_state[0].numpy()
-        expected.append(hidden[0] if "cls" in pooling else hidden[-1] if "last" in pooling else hidden.mean(0))
+    expected = pooled(model, pooling)
     assert np.abs(expected).max() > 0.5
-    np.testing.assert_allclose(rows(tmp_path, BACKENDS[backend](), TEXTS), expected, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(embedded(BACKENDS[backend](), open_checkpoint(str(tmp_path)), TEXTS), expected, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -84,9 +32,8 @@ def test_embeddings(kind: str, pooling: str, backend: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("kind", KINDS)
 def test_scores(kind: str, labels: int, backend: str, tmp_path: Path) -> None:
     model = tiny(kind, "ForSequenceClassification", tmp_path, num_labels=labels)
-    with torch.no_grad():
-        expected = [model(torch.tensor([ids])).logits[0].numpy() for ids in TEXTS]
-    found = rows(tmp_path, BACKENDS[backend](), TEXTS)
+    expected = scored(model)
+    found = embedded(BACKENDS[backend](), open_checkpoint(str(tmp_path)), TEXTS)
     assert found.shape == (len(TEXTS), labels)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
 
