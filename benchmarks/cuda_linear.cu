@@ -2,6 +2,7 @@
 //   cuda_linear check [small | tiles | small-tiles]   small: few and small cases, for compute-sanitizer; tiles: those kernels alone
 //   cuda_linear time [all]                    all: small models too
 //   cuda_linear sweep FILE.csv                every streaming configuration, against the one that is chosen
+//   cuda_linear layer                         the 8B's linears one after another, as in a step
 //   cuda_linear tiles FILE.csv                tiled configurations of the 8B's linears, against the one expected to be fastest
 // Any number of --libraries FOLDER: where to look for cuBLASLt first.
 //
@@ -12,6 +13,7 @@
 
 #include <cstdio>
 #include <cstring>
+#include <memory>
 #include <string>
 
 #include "backends/cuda/cublaslt.h"
@@ -86,33 +88,47 @@ class Timer {
             .scratch = scratch_.at()};
   }
 
-  // Microseconds a launch of `run(args)`: the median of five timings.
-  double us(const Matrix& matrix, const LinearArgs& args, const std::function<void(const LinearArgs&)>& run) {
+  struct Call {
+    LinearArgs args;
+    std::function<void(const LinearArgs&)> run;
+  };
+  // Microseconds a launch of each call: the median of five timings, which take turns, as busy matrix units lower the clock for what
+  // follows.
+  std::vector<double> us(const Matrix& matrix, const std::vector<Call>& calls) {
     const int64_t most = static_cast<int64_t>(weights_.bytes()) / matrix.bytes();
     const int copies = static_cast<int>(std::min<int64_t>({most, kMostLaunches, (kDistinctBytes - 1) / matrix.bytes() + 1}));
-    const double flops = 2. * args.m * static_cast<double>(matrix.bytes()) / 2;
+    const double flops = 2. * calls[0].args.m * static_cast<double>(matrix.bytes()) / 2;
     const int launches = std::max(copies, std::min(12, static_cast<int>(4e12 / flops)));
-    LinearArgs call = args;
-    run(call);  // chooses and loads kernels
-    const Graph graph(stream, [&] {
-      for (int i = 0; i < launches; ++i) {
-        call.weight = weights_.at(i % copies * matrix.bytes());
-        run(call);
-      }
-    });
-    graph.launch(stream);
-    std::vector<double> times;
-    for (int i = 0; i < 5; ++i) {
-      float ms = 0;
-      MAGA_CUDA(cudaEventRecord(begin_, stream));
-      graph.launch(stream);
-      MAGA_CUDA(cudaEventRecord(end_, stream));
-      MAGA_CUDA(cudaStreamSynchronize(stream));
-      MAGA_CUDA(cudaEventElapsedTime(&ms, begin_, end_));
-      times.push_back(ms * 1e3 / launches);
+    std::vector<std::unique_ptr<Graph>> graphs;
+    for (const Call& call : calls) {
+      call.run(call.args);  // chooses and loads kernels
+      graphs.push_back(std::make_unique<Graph>(stream, [&] {
+        LinearArgs args = call.args;
+        for (int i = 0; i < launches; ++i) {
+          args.weight = weights_.at(i % copies * matrix.bytes());
+          call.run(args);
+        }
+      }));
+      graphs.back()->launch(stream);
     }
-    std::sort(times.begin(), times.end());
-    return times[2];
+    constexpr int kTimings = 5;
+    std::vector<std::vector<double>> times(calls.size());
+    for (int i = 0; i < kTimings; ++i)
+      for (size_t c = 0; c < calls.size(); ++c) {
+        float ms = 0;
+        MAGA_CUDA(cudaEventRecord(begin_, stream));
+        graphs[c]->launch(stream);
+        MAGA_CUDA(cudaEventRecord(end_, stream));
+        MAGA_CUDA(cudaStreamSynchronize(stream));
+        MAGA_CUDA(cudaEventElapsedTime(&ms, begin_, end_));
+        times[c].push_back(ms * 1e3 / launches);
+      }
+    std::vector<double> medians;
+    for (std::vector<double>& of : times) {
+      std::ranges::sort(of);
+      medians.push_back(of[kTimings / 2]);
+    }
+    return medians;
   }
 
   float* slabs() { return static_cast<float*>(slabs_.at()); }
@@ -189,19 +205,51 @@ void time_linears(Timer& timer, const Model& model) {
         if (slabs > 0) args.slabs = timer.slabs();
         const cuda::Queue queue{timer.stream, true};
         auto run = [&](const LinearArgs& a) { timer.linears.run(queue, a); };
-        const double us =
-            timer.us(matrix, args, [&](const LinearArgs& a) { few ? run(a) : timer.with_norm(matrix, queue, a, slabs, run); });
         LinearArgs plain = timer.args(matrix, m);
         if (few) plain.n *= matrix.gated ? 2 : 1, plain.out_stride = plain.n;  // without the activation
-        const double library = timer.us(matrix, plain, [&](const LinearArgs& a) {
-          few ? timer.gemms.run({timer.stream, false}, a, a.scratch) : timer.library(matrix, a);
-        });
+        const std::vector<double> times =
+            timer.us(matrix, {{args, [&](const LinearArgs& a) { few ? run(a) : timer.with_norm(matrix, queue, a, slabs, run); }},
+                              {plain, [&](const LinearArgs& a) {
+                                 few ? timer.gemms.run({timer.stream, false}, a, a.scratch) : timer.library(matrix, a);
+                               }}});
+        const double us = times[0], library = times[1];
         const double bytes = static_cast<double>(matrix.bytes());
         std::printf("%-8s %5d %9.2f %7.3f %8.1f %9.2f  x%.2f  ", matrix.name, m, us, bytes / kBytesPerUs / us, m * bytes / us / 1e6,
                     library, library / us);
         if (few) describe(cuda::choose_stream(timer.streams.shape_of(args)));
         std::printf("\n");
       }
+  }
+}
+
+// The linears of a layer one after another, as a step has them, with the norms and the activation between: a kernel that runs again
+// and again finds its instructions at hand, in a step it does not.
+void time_layers(Timer& timer) {
+  const std::vector<Matrix> matrices(kModels[0].matrices.begin(), kModels[0].matrices.end() - 1);  // but for the head
+  int64_t bytes = 0;
+  for (const Matrix& matrix : matrices) bytes += matrix.bytes();
+  const Matrix layer{"layer", static_cast<int>(bytes / 2 / 4096), 4096, false, false};
+  const cuda::Queue queue{timer.stream, true};
+  std::printf("%s, bf16, a layer\n%5s %9s %9s\n", kModels[0].name, "m", "us", "cuBLASLt");
+  for (const int m : {80, 96, 128, 160, 192, 256, 320, 512, 1024, 2048, 8192}) {
+    auto each = [&](const LinearArgs& first, auto&& run) {
+      int64_t offset = 0;
+      for (const Matrix& matrix : matrices) {
+        LinearArgs args = timer.args(matrix, m);
+        args.weight = static_cast<const char*>(first.weight) + offset;
+        offset += matrix.bytes();
+        run(matrix, args);
+      }
+    };
+    auto own = [&](const Matrix& matrix, LinearArgs args) {
+      const int slabs = matrix.split ? cuda::slabs_of(args) : 0;
+      if (slabs > 0) args.slabs = timer.slabs();
+      timer.with_norm(matrix, queue, args, slabs, [&](const LinearArgs& a) { timer.linears.run(queue, a); });
+    };
+    auto library = [&](const Matrix& matrix, const LinearArgs& args) { timer.library(matrix, args); };
+    const std::vector<double> us = timer.us(layer, {{timer.args(layer, m), [&](const LinearArgs& a) { each(a, own); }},
+                                                    {timer.args(layer, m), [&](const LinearArgs& a) { each(a, library); }}});
+    std::printf("%5d %9.1f %9.1f  x%.2f\n", m, us[0], us[1], us[1] / us[0]);
   }
 }
 
@@ -218,18 +266,24 @@ void sweep_tiles(Timer& timer, const char* path) {
       shape.may_split = matrix.split;
       std::vector<cuda::TileConfig> configs = cuda::tile_configs(shape);
       configs.resize(std::min(configs.size(), kMostConfigs));
-      const double library = timer.us(matrix, args, [&](const LinearArgs& a) { timer.library(matrix, a); });
-      std::vector<std::pair<double, cuda::TileConfig>> times;
       const cuda::Queue queue{timer.stream, true};
+      std::vector<Timer::Call> calls = {{args, [&](const LinearArgs& a) { timer.library(matrix, a); }}};
       for (const cuda::TileConfig& config : configs) {
         LinearArgs call = args;
         if (config.split > 1) call.slabs = timer.slabs();
-        const double us = timer.us(matrix, call, [&](const LinearArgs& a) {
-          timer.with_norm(matrix, queue, a, config.split, [&](const LinearArgs& b) { timer.tiles.run(queue, b, config); });
-        });
-        times.emplace_back(us, config);
+        calls.push_back({call, [&timer, &matrix, &config, queue](const LinearArgs& a) {
+                           timer.with_norm(matrix, queue, a, config.split,
+                                           [&](const LinearArgs& b) { timer.tiles.run(queue, b, config); });
+                         }});
+      }
+      const std::vector<double> us = timer.us(matrix, calls);
+      const double library = us[0];
+      std::vector<std::pair<double, cuda::TileConfig>> times;
+      for (size_t i = 0; i < configs.size(); ++i) {
+        const cuda::TileConfig& config = configs[i];
+        times.emplace_back(us[i + 1], config);
         std::fprintf(csv, "%s,%d,%d,%d,%d,%d,%.2f,%.2f\n", matrix.name, m, 64 * config.tile.groups, config.tile.rows,
-                     config.share_weights, config.split, us, library);
+                     config.share_weights, config.split, us[i + 1], library);
       }
       const auto best = std::ranges::min_element(times, {}, &std::pair<double, cuda::TileConfig>::first);
       std::printf("%s m %d: cuBLASLt %.1f, chosen %.1f us (x%.2f; ", matrix.name, m, library, times[0].first,
@@ -264,7 +318,8 @@ void sweep(Timer& timer, const char* path) {
         cuda::StreamConfig best = chosen;
         for (size_t i = 0; i < configs.size(); ++i) {
           const cuda::StreamConfig& c = configs[i];
-          const double us = timer.us(matrix, args, [&](const LinearArgs& a) { timer.streams.run({timer.stream, true}, a, c); });
+          const double us =
+              timer.us(matrix, {{args, [&](const LinearArgs& a) { timer.streams.run({timer.stream, true}, a, c); }}})[0];
           std::fprintf(csv, "%s,%s,%d,%d,%d,%d,%d,%d,%d,%d,%d,%d,%.3f,%.3f\n", model.name, matrix.name, m, c.tokens, c.tile.rows,
                        c.tile.groups, c.tile.boxes, c.split, c.ctas, c.stages, c.window, i == 0, us,
                        static_cast<double>(matrix.bytes()) / kBytesPerUs / us);
@@ -305,14 +360,19 @@ int run(int count, char** words) {
     sweep(timer, more.c_str());
     return 0;
   }
+  if (mode == "layer" && more.empty()) {
+    Timer timer;
+    time_layers(timer);
+    return 0;
+  }
   if (mode == "tiles" && !more.empty()) {
     Timer timer;
     sweep_tiles(timer, more.c_str());
     return 0;
   }
-  std::fprintf(
-      stderr,
-      "usage: cuda_linear check [small|tiles|small-tiles] | time [all] | sweep FILE.csv | tiles FILE.csv  [--libraries FOLDER]\n");
+  std::fprintf(stderr,
+               "usage: cuda_linear check [small|tiles|small-tiles] | time [all] | layer | sweep FILE.csv | tiles FILE.csv  "
+               "[--libraries FOLDER]\n");
   return 2;
 }
 

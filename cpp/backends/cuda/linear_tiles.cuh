@@ -5,7 +5,8 @@
 // up, so that one thread holds both halves of an output.
 #pragma once
 
-#include <type_traits>
+#include <iterator>
+#include <utility>
 
 #include "backends/cuda/launch.cuh"
 #include "backends/cuda/linear_activation.cuh"

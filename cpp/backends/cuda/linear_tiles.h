@@ -41,8 +41,9 @@ constexpr int kTileMostStages = kTileBarriers / 16;
 
 constexpr int tile_step_bytes(const Tile& tile) { return (64 * tile.groups + tile.rows) * 128; }
 constexpr int tile_fixed_bytes(const Tile& tile) {
-  return 1024 + tile.groups * 4 * kTileStaging + kTileBarriers;
-}  // 1024: to align
+  constexpr int kToAlign = 1024;
+  return kToAlign + tile.groups * 4 * kTileStaging + kTileBarriers;
+}
 constexpr int tile_stages(const Tile& tile) {
   const int fit = (kTileMostShared - tile_fixed_bytes(tile)) / tile_step_bytes(tile);
   return fit < kTileMostStages ? fit : kTileMostStages;
