@@ -298,9 +298,9 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"tensor rank 1 of pipeline stage 1 is missing .there are 3 ranks"):
         open_checkpoint(str(root))
     (root / "iter_0000010").mkdir()
-    (root / "iter_0000010" / ".metadata").write_bytes(b"")
+    (root / "iter_0000010" / "metadata.json").write_text('{"sharded_backend": "zarr"}')
     (root / "latest_checkpointed_iteration.txt").write_text("10")
-    with pytest.raises(ValueError, match=r"a distributed checkpoint .torch_dist or zarr. is not supported"):
+    with pytest.raises(ValueError, match=r"a distributed checkpoint in the zarr format is not supported"):
         open_checkpoint(str(root))
 
 

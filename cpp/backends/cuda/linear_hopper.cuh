@@ -78,15 +78,6 @@ __device__ __forceinline__ void copy_4d(uint32_t to, const CUtensorMap* map, int
       "l"(map), "r"(c0), "r"(0), "r"(c3), "r"(barrier), "l"(policy)
       : "memory");
 }
-// The same to each CTA of the cluster in `ctas`, a bit each: to the same address, counted by the same barrier of that CTA.
-__device__ __forceinline__ void copy_2d_to_all(uint32_t to, const CUtensorMap* map, int c0, int c1, uint32_t barrier, uint16_t ctas,
-                                               uint64_t policy) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
-      "[%0], [%1, {%2, %3}], [%4], %5, %6;" ::"r"(to),
-      "l"(map), "r"(c0), "r"(c1), "r"(barrier), "h"(ctas), "l"(policy)
-      : "memory");
-}
 // Coordinates (c0, 0, 0, c3, c4).
 __device__ __forceinline__ void copy_5d(uint32_t to, const CUtensorMap* map, int c0, int c3, int c4, uint32_t barrier,
                                         uint64_t policy) {

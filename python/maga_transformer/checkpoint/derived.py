@@ -14,6 +14,13 @@ from maga_transformer.checkpoint.files import release
 
 Array = npt.NDArray[Any]
 
+_ITEM_BYTES = {
+    **dict.fromkeys(("fp64", "int64", "uint64"), 8),
+    **dict.fromkeys(("fp32", "int32", "uint32"), 4),
+    **dict.fromkeys(("fp16", "bf16", "int16", "uint16"), 2),
+    **dict.fromkeys(("int8", "uint8", "bool", "fp8_e4m3", "fp8_e5m2", "fp8_e8m0"), 1),
+}
+
 
 @dataclass(frozen=True)
 class Derived:
@@ -57,7 +64,7 @@ class DerivedCheckpoint:
 
     def release(self, name: str) -> None:
         for shard in self._derived(name).stored:
-            release(shard.read())
+            shard.release()
 
     def close(self) -> None:
         self._tensors.clear()
@@ -71,6 +78,11 @@ class Shard:
     shape: tuple[int, ...]
     file: str
     read: Callable[[], Array]
+    mapped: Callable[[], list[Array]] | None = None  # what it is read from, where `read` makes a copy
+
+    def release(self) -> None:
+        for values in [self.read()] if self.mapped is None else self.mapped():
+            release(values)
 
 
 def whole(values: Array) -> Array:
@@ -100,7 +112,7 @@ def joined(name: str, shards: list[Shard], axis: int | None, take: Callable[[Arr
         parts = [take(shard.read()) for shard in shards]
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=axis or 0)
 
-    return Derived(first.dtype, shape, math.prod(shape) * first.read().itemsize, first.file, read, tuple(shards))
+    return Derived(first.dtype, shape, math.prod(shape) * _ITEM_BYTES[first.dtype], first.file, read, tuple(shards))
 
 
 def halves_from_pairs(values: Array, heads: int) -> Array:

@@ -1,5 +1,5 @@
-"""Megatron-LM checkpoints (https://github.com/NVIDIA/Megatron-LM), legacy and Core names, cut over tensor and pipeline ranks, read
-under the names of Hugging Face's models: Llama, Qwen, GPT-2 and GPT-BigCode (learned positions), GPT-NeoX (rotary)."""
+"""Megatron-LM checkpoints (https://github.com/NVIDIA/Megatron-LM), legacy and Core names, cut over ranks or distributed, read under
+the names of Hugging Face's models: Llama, Qwen, GPT-2 and GPT-BigCode (learned positions), GPT-NeoX (rotary)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import numpy as np
 
 from maga_transformer.checkpoint.derived import Array, Derived, DerivedCheckpoint, Shard, joined, whole
 from maga_transformer.checkpoint.megatron_config import BY_HEAD, NAMES, Sizes, config_and_sizes
-from maga_transformer.checkpoint.megatron_files import RankFile, rank_files, read_rank
+from maga_transformer.checkpoint.megatron_files import RankFile, args_of, plain_name, rank_files, read_rank
+from maga_transformer.checkpoint.torch_dist import is_distributed, read_distributed
+from maga_transformer.checkpoint.torch_file import TorchFile
 
 # Role of a tensor -> what Megatron's versions, and programs built on it, call it.
 _ROLES = {
@@ -40,23 +42,44 @@ Part = list[Shard]  # one tensor, of all tensor ranks
 
 
 def open_megatron(path: str, folder: Path) -> DerivedCheckpoint:
-    """`folder` holds mp_rank_*; config.json may lie there or in `path`, else the sizes are those that the files say."""
-    stages = [[read_rank(file) for file in ranks] for ranks in rank_files(folder)]
+    """`folder` holds mp_rank_* or a distributed checkpoint; config.json may lie there or in `path`, else the sizes are those that
+    the files say."""
+    stages = [[_distributed(folder)]] if is_distributed(folder) else [[read_rank(f) for f in ranks] for ranks in rank_files(folder)]
     parts = _merge_stages(stages)
     first = stages[0][0]
+    core = any(".linear_qkv." in name for rank in stages[0] for name in rank.chunks[0])
     config, sizes = config_and_sizes(
         [Path(path) / "config.json", folder / "config.json"],
         first.path,
         first.args,
         {name: sum(shard.shape[0] for shard in part) for name, part in parts.items() if part[0].shape},
+        core=core,
     )
-    core = any(".linear_qkv." in name for rank in stages[0] for name in rank.chunks[0])
     order = _QkvOrder(sizes, len(stages[0]), 2.0 if core else _version(first))
     tensors: dict[str, Derived] = {}
     for name, part in parts.items():
         tensors.update(_translate(name, part, sizes, order, gated=name.replace(".up.", ".gate.") not in parts))
     tensors.update(_vocabulary(parts, sizes))
     return DerivedCheckpoint(path, config, tensors)
+
+
+def _distributed(folder: Path) -> RankFile:
+    """As the file of a single rank: its tensors are whole. Those of equal layers are stacked, and gate and up may be apart."""
+    common = folder / "common.pt"
+    content = TorchFile(str(common), inert=True).content if common.is_file() else {}
+    found: dict[str, Shard] = {}
+    for stored, tensor in read_distributed(folder).items():
+        name = re.sub(r"\.linear_fc1\.(weight|bias)_w$", r".w2.\1", plain_name(stored))
+        name = re.sub(r"\.linear_fc1\.(weight|bias)_v$", r".w1.\1", name)
+        if name.startswith(("optimizer", "rng_state", "chained_")) or "_extra_state" in name:
+            continue
+        if name.startswith("layers.") and not name.split(".")[1].isdigit():
+            rest = name.removeprefix("layers.")
+            found |= {f"layers.{i}.{rest}": tensor.layer(i) for i in range(tensor.shape[0])}
+        else:
+            found[name] = tensor.shard()
+    args = args_of(content.get("args")) if isinstance(content, Mapping) else {}
+    return RankFile(str(folder), args, None, [found])
 
 
 def _version(file: RankFile) -> float:

@@ -122,7 +122,7 @@ class Sizes:
 
 
 def config_and_sizes(
-    files: list[Path], path: str, args: Mapping[str, Any], rows: Mapping[str, int]
+    files: list[Path], path: str, args: Mapping[str, Any], rows: Mapping[str, int], *, core: bool
 ) -> tuple[dict[str, Any], Sizes]:
     """`rows`: of each tensor, over all ranks, by role."""
     file = next((file for file in files if file.is_file()), None)
@@ -133,7 +133,7 @@ def config_and_sizes(
     else:
         raise FileNotFoundError(f"{files[0]}: no config.json, and {path} does not hold the args of its training")
     architectures = config.get("architectures")
-    target = architectures[0] if isinstance(architectures, list) and architectures else _architecture(where, rows)
+    target = architectures[0] if isinstance(architectures, list) and architectures else _architecture(where, rows, core)
     if target not in NAMES:
         raise ValueError(f"{where}: architecture {target!r} in Megatron's layout is not supported (supported: {', '.join(NAMES)})")
 
@@ -181,14 +181,14 @@ def _with_usual_keys(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def _architecture(where: str, rows: Mapping[str, int]) -> str:
+def _architecture(where: str, rows: Mapping[str, int], core: bool) -> str:
     """By the tensors of the first layer."""
     layer = "layers.0."
     if f"{layer}norm_1.bias" in rows:
         return "GPT2LMHeadModel" if "positions" in rows else "GPTNeoXForCausalLM"
     if "positions" in rows:
         raise ValueError(f"{where}: learned positions with RMSNorm are not supported")
-    if f"{layer}gate.weight" in rows:
+    if f"{layer}gate.weight" in rows and not core:  # of RTP-LLM's files
         return "QWenLMHeadModel"
     if f"{layer}q_norm.weight" in rows:
         return "Qwen3ForCausalLM"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from maga_transformer.checkpoint.derived import Shard
+from maga_transformer.checkpoint.torch_dist import is_distributed
 from maga_transformer.checkpoint.torch_file import TorchFile, tensors_of
 from maga_transformer.checkpoint.torch_pickle import Inert
 
@@ -21,8 +22,9 @@ _ITERATIONS = ("iter_*", "release", "global_step*")
 
 
 def find_megatron(folder: Path) -> Path | None:
-    """The folder that holds mp_rank_*: this one, or that of the iteration which its tracker file names, or its only one."""
-    if _holds_ranks(folder):
+    """The folder that holds mp_rank_*, or a distributed checkpoint: this one, or that of the iteration which its tracker file
+    names, or its only one."""
+    if _holds_model(folder):
         return folder
     for tracker in (folder / name for name in _TRACKERS):
         if tracker.is_file():
@@ -30,27 +32,25 @@ def find_megatron(folder: Path) -> Path | None:
             named = folder / (f"iter_{int(word):07d}" if word.isdecimal() else word)
             if Path(named).parent != folder or not named.is_dir():
                 raise FileNotFoundError(f"{tracker}: names {word!r}, but {named} is not a folder here")
-            return _with_ranks(named)
-    found = [place for pattern in _ITERATIONS for place in sorted(folder.glob(pattern)) if _holds_ranks(place)]
+            return _with_model(named)
+    found = [place for pattern in _ITERATIONS for place in sorted(folder.glob(pattern)) if _holds_model(place)]
     if len(found) > 1:
         names = ", ".join(place.name for place in found)
         raise ValueError(f"{folder}: holds several iterations and no {_TRACKERS[0]}; give one of them: {names}")
     return found[0] if found else None
 
 
-def _with_ranks(folder: Path) -> Path:
-    if _holds_ranks(folder):
+def _with_model(folder: Path) -> Path:
+    if _holds_model(folder):
         return folder
-    if (folder / ".metadata").exists() or (folder / "metadata.json").exists():
-        raise ValueError(
-            f"{folder}: a distributed checkpoint (torch_dist or zarr) is not supported; "
-            "convert it with Megatron's tools/checkpoint/convert.py to mp_rank folders"
-        )
-    raise FileNotFoundError(f"{folder}: no mp_rank_* here")
+    if (folder / "metadata.json").exists():
+        raise ValueError(f"{folder}: a distributed checkpoint in the zarr format is not supported; save it as torch_dist")
+    raise FileNotFoundError(f"{folder}: no mp_rank_* and no .metadata here")
 
 
-def _holds_ranks(folder: Path) -> bool:
-    return any(_RANK_FOLDER.fullmatch(place.name) or _RANK_FILE.fullmatch(place.name) for place in folder.glob("mp_rank_*"))
+def _holds_model(folder: Path) -> bool:
+    ranks = any(_RANK_FOLDER.fullmatch(place.name) or _RANK_FILE.fullmatch(place.name) for place in folder.glob("mp_rank_*"))
+    return ranks or is_distributed(folder)
 
 
 def rank_files(folder: Path) -> list[list[Path]]:
@@ -100,21 +100,19 @@ def read_rank(path: Path) -> RankFile:
     chunks = []
     for part in parts:
         stored = tensors_of(part, str(path))
-        chunks.append(
-            {_plain_name(name): Shard(t.dtype, t.shape, str(path), partial(file.tensor, t)) for name, t in stored.items()}
-        )
+        chunks.append({plain_name(name): Shard(t.dtype, t.shape, str(path), partial(file.tensor, t)) for name, t in stored.items()})
     version = content.get("checkpoint_version")
-    return RankFile(str(path), _args(content.get("args")), version if isinstance(version, (int, float)) else None, chunks)
+    return RankFile(str(path), args_of(content.get("args")), version if isinstance(version, (int, float)) else None, chunks)
 
 
-def _args(value: object) -> Mapping[str, Any]:
+def args_of(value: object) -> Mapping[str, Any]:
     """An argparse.Namespace, or a dictionary."""
     if isinstance(value, Inert):
         value = value.state
     return value if isinstance(value, Mapping) else {}
 
 
-def _plain_name(name: str) -> str:
+def plain_name(name: str) -> str:
     """Without the names of the modules around: layers.0.mlp.linear_fc1.weight."""
     while True:
         head, _, rest = name.partition(".")

@@ -1,5 +1,6 @@
 """Files that torch.save writes, without torch: the zip of today and the older stream, with tensors mapped in place."""
 
+import io
 import mmap
 import struct
 import zipfile
@@ -21,16 +22,17 @@ _MAX_TENSORS = 1 << 20
 class TorchFile:
     """One mapped file. `content`: what was saved, with a PickledTensor for each tensor. ValueError names the file."""
 
-    def __init__(self, path: str, *, inert: bool = False) -> None:
-        """`inert`: a training checkpoint may name classes of the program that wrote it; they are read as Inert objects."""
+    def __init__(self, path: str, *, inert: bool = False, inside: tuple[mmap.mmap, int, int] | None = None) -> None:
+        """`inert`: a training checkpoint may name classes of the program that wrote it; they are read as Inert objects. `inside`:
+        the file is a part of a mapped one, whose name is `path`: the map, first byte and number of bytes."""
         self.path = path
-        self._map = map_file(path)
+        self._map, self._begin, self._size = inside or _whole(path)
         self._inert = inert
         self._storages: dict[str, Storage] = {}
-        head = self._map[:4]
+        head = self._map[self._begin : self._begin + 4]
         if head == b"PK\x03\x04":
             self.content = self._read_zip()
-        elif head[:1] == b"\x80":
+        elif head[:1] == b"\x80" and inside is None:
             self.content = self._read_stream()
         elif self._map[257:262] == b"ustar":
             raise ValueError(f"{path}: the tar format of torch before 0.1.10 is not supported; load and save it with a newer torch")
@@ -56,7 +58,7 @@ class TorchFile:
 
     def _read_zip(self) -> Any:
         try:
-            with zipfile.ZipFile(self.path) as archive:
+            with zipfile.ZipFile(_Window(self._map, self._begin, self._size)) as archive:
                 entries = {info.filename: info for info in archive.infolist()}
         except Exception as error:  # zipfile raises much beside BadZipFile for damaged files
             raise ValueError(f"{self.path}: a damaged or truncated zip file: {error}") from None
@@ -84,11 +86,12 @@ class TorchFile:
             raise ValueError(
                 f"{self.path}: entry {info.filename} is compressed, which torch.save does not do; unpack and zip it again"
             )
-        header = self._map[info.header_offset : info.header_offset + _LOCAL_HEADER.size]
+        at = self._begin + info.header_offset
+        header = self._map[at : at + _LOCAL_HEADER.size]
         if len(header) == _LOCAL_HEADER.size:
             signature, name, extra = _LOCAL_HEADER.unpack(header)
-            begin = info.header_offset + _LOCAL_HEADER.size + name + extra
-            if signature == b"PK\x03\x04" and begin + info.file_size <= len(self._map):
+            begin = at + _LOCAL_HEADER.size + name + extra
+            if signature == b"PK\x03\x04" and begin + info.file_size <= self._begin + self._size:
                 return begin, info.file_size
         raise ValueError(f"{self.path}: entry {info.filename} lies outside the file; truncated or damaged")
 
@@ -131,6 +134,38 @@ class TorchFile:
         except Exception as error:  # pickletools raises ValueError and what the decoders of arguments raise
             raise ValueError(f"{self.path}: the pickle at byte {begin} is damaged or truncated: {error}") from None
         return view.tell()
+
+
+def _whole(path: str) -> tuple[mmap.mmap, int, int]:
+    data = map_file(path)
+    return data, 0, len(data)
+
+
+class _Window(io.RawIOBase):
+    """A part of a mapped file, as zipfile reads it."""
+
+    def __init__(self, data: mmap.mmap, begin: int, size: int) -> None:
+        self._data, self._begin, self._size, self._position = data, begin, size, 0
+
+    def seekable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._position = max(0, offset + (0, self._position, self._size)[whence])
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def read(self, size: int | None = -1) -> bytes:
+        left = max(0, self._size - self._position)
+        count = left if size is None or size < 0 else min(size, left)
+        taken = self._data[self._begin + self._position : self._begin + self._position + count]
+        self._position += count
+        return taken
 
 
 class _Tail:

@@ -92,12 +92,12 @@ class Inert:
 
     def __new__(cls, *arguments: Any, **named: Any) -> Inert:
         made = super().__new__(cls)
-        made.arguments = arguments
+        made.arguments, made.state = arguments, None
         return made
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         self.arguments: tuple[Any, ...]
-        self.state: Any = None
+        self.state: Any  # what __setstate__ of the class would get
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
