@@ -43,6 +43,11 @@ __device__ __forceinline__ uint4 load_shared_4(uint32_t from) {
   return v;
 }
 
+// Written out, as the compiler makes four stores of some of these.
+__device__ __forceinline__ void store_global(void* to, const uint4& v) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+
 // Brings the residual of a warp's 16 tokens by kRows weight rows into the L2, while the tile is being computed.
 template <typename T, int kRows>
 __device__ __forceinline__ void prefetch_residual(const TileArgs& a, int token, int row) {
@@ -54,33 +59,40 @@ __device__ __forceinline__ void prefetch_residual(const TileArgs& a, int token, 
                                                     column + more));
 }
 
-// Where a warp's results go: columns from `column` on of its 16 tokens, of (m, n).
+enum class Residual { none, fetched, fetched_ahead };  // ahead: while the rows before are on their way, at the cost of 16 registers
+
+// What a warp writes: 16 rows of (m, n) from `out` on, of which `rows` by `columns` are inside.
 template <typename Out>
 struct Target {
   Out* out;
   int64_t stride;
-  int token, column, m, n;
+  int rows, columns;
 };
-
-enum class Residual { none, fetched, fetched_ahead };  // ahead: while the rows before are on their way, at the cost of 16 registers
 
 // Through the warp's staging, 16 tokens by 128 bytes at a time, so that whole lines leave it. The 16-byte pieces of a row are
 // permuted so that neither side meets bank conflicts. value(block, v): a thread's four results of eight columns, token g first.
+//
+// A tile is stored once, by instructions that no loop has fetched before: what counts is that they are few. So all that is the same
+// from line to line is computed before the first.
 template <typename T, typename Out, int kBlocks, Residual kResidual, typename Value>
-__device__ __forceinline__ void store_rows(const TileArgs& a, const Target<Out>& to, uint32_t staging, Value&& value) {
-  constexpr int kTogether = 16 / sizeof(Out), kMoves = 4;  // blocks; a row is moved by eight lanes
+__device__ __forceinline__ void store_rows(const Target<Out>& to, const T* residual, int64_t residual_stride, uint32_t staging,
+                                           Value&& value) {
+  constexpr int kPiece = 16 / sizeof(Out);            // elements
+  constexpr int kTogether = 128 / (8 * sizeof(Out));  // blocks
+  constexpr int kMoves = 4;                           // a row is moved by eight lanes, four rows at a time
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  auto piece = [&](int row, int i) { return staging + row * 128 + (i ^ (sizeof(Out) == 2 ? row % 8 : row % 4 * 2)) * 16; };
-  auto moved_row = [&](int move) { return lane / 8 + move * 4; };
-  auto moved_column = [&](int first) { return to.column + first * 8 + lane % 8 * (16 / static_cast<int>(sizeof(Out))); };
-  auto moves = [&](int first, int move) {
-    const bool in_tile = first + kTogether <= kBlocks || lane % 8 * (16 / static_cast<int>(sizeof(Out))) < (kBlocks - first) * 8;
-    return in_tile && moved_column(first) < to.n && to.token + moved_row(move) < to.m;
-  };
-  auto fetch = [&](int first, int move) {
-    const T* const from =
-        static_cast<const T*>(a.residual) + (to.token + moved_row(move)) * a.residual_stride + moved_column(first);
-    return moves(first, move) ? *reinterpret_cast<const uint4*>(from) : uint4{};
+  auto place = [&](int row, int piece) { return staging + row * 128 + (piece ^ (sizeof(Out) == 2 ? row % 8 : row % 4 * 2)) * 16; };
+  uint32_t put[kTogether], moved[2];  // of token g, eight tokens on: + 1024; of the first rows moved, eight rows on: + 1024
+#pragma unroll
+  for (int b = 0; b < kTogether; ++b) put[b] = sizeof(Out) == 2 ? place(g, b) + t * 4 : place(g, b * 2 + t / 2) + t % 2 * 8;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) moved[i] = place(lane / 8 + i * 4, lane % 8);
+  const int columns = min(to.columns, kBlocks * 8) - lane % 8 * kPiece, rows = to.rows - lane / 8;
+  Out* const out = to.out + lane / 8 * to.stride + lane % 8 * kPiece;
+  const T* const from = residual + lane / 8 * residual_stride + lane % 8 * kPiece;
+  const int64_t step = 4 * to.stride, residual_step = 4 * residual_stride;
+  auto fetch = [&](int first, int i) {
+    return i * 4 < rows && first * 8 < columns ? *reinterpret_cast<const uint4*>(from + i * residual_step + first * 8) : uint4{};
   };
   uint4 ahead[kMoves];
   auto fetch_ahead = [&](int first) {
@@ -91,14 +103,12 @@ __device__ __forceinline__ void store_rows(const TileArgs& a, const Target<Out>&
 #pragma unroll
   for (int first = 0; first < kBlocks; first += kTogether) {
     if constexpr (kResidual != Residual::none) {
-      if constexpr (kResidual == Residual::fetched_ahead) {
 #pragma unroll
-        for (int i = 0; i < kMoves; ++i) store_shared(piece(moved_row(i), lane % 8), ahead[i]);
-        if (first + kTogether < kBlocks) fetch_ahead(first + kTogether);
-      } else {
-#pragma unroll 1
-        for (int i = 0; i < kMoves; ++i) store_shared(piece(moved_row(i), lane % 8), fetch(first, i));
+      for (int i = 0; i < kMoves; ++i) {
+        const uint4 line = kResidual == Residual::fetched_ahead ? ahead[i] : fetch(first, i);
+        store_shared(moved[i % 2] + i / 2 * 1024, line);
       }
+      if (kResidual == Residual::fetched_ahead && first + kTogether < kBlocks) fetch_ahead(first + kTogether);
       __syncwarp();
     }
 #pragma unroll
@@ -107,10 +117,10 @@ __device__ __forceinline__ void store_rows(const TileArgs& a, const Target<Out>&
       value(first + b, v);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
+        const uint32_t at = put[b] + half * 1024;
         if constexpr (sizeof(Out) == 4) {
-          store_shared(piece(g + half * 8, b * 2 + t / 2) + t % 2 * 8, v[half * 2], v[half * 2 + 1]);
+          store_shared(at, v[half * 2], v[half * 2 + 1]);
         } else {
-          const uint32_t at = piece(g + half * 8, b) + t * 4;
           float2 sum = {v[half * 2], v[half * 2 + 1]};
           if constexpr (kResidual != Residual::none) {
             const float2 more = unpack_two(T{}, load_shared(at));
@@ -121,40 +131,48 @@ __device__ __forceinline__ void store_rows(const TileArgs& a, const Target<Out>&
       }
     }
     __syncwarp();
+    uint4 lines[kMoves];
+#pragma unroll
+    for (int i = 0; i < kMoves; ++i) lines[i] = load_shared_4(moved[i % 2] + i / 2 * 1024);
 #pragma unroll
     for (int i = 0; i < kMoves; ++i)
-      if (moves(first, i))
-        *reinterpret_cast<uint4*>(to.out + (to.token + moved_row(i)) * to.stride + moved_column(first)) =
-            load_shared_4(piece(moved_row(i), lane % 8));
+      if (i * 4 < rows && first * 8 < columns) store_global(out + i * step + first * 8, lines[i]);
     __syncwarp();
   }
 }
 
+// sums += what add(row of the weight, token) says, for those inside; seldom, so it need not be fast.
+template <int kBlocks, typename Add>
+__device__ __forceinline__ void add_to_sums(float (&sums)[kBlocks * 4], Add&& add) {
+  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+  for (int i = 0; i < kBlocks * 4; ++i) sums[i] += add(i / 4 * 8 + t * 2 + i % 2, g + i % 4 / 2 * 8);
+}
+
 // `token`: the warp's first; `row`: the tile's first.
 template <typename T, int kGroups, int kRows>
-__device__ __forceinline__ void store_tile(const TileArgs& a, const float (&sums)[kRows / 2], int token, int row, int slice,
+__device__ __forceinline__ void store_tile(const TileArgs& a, float (&sums)[kRows / 2], int token, int row, int slice,
                                            uint32_t staging) {
-  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-  const T* const bias = static_cast<const T*>(a.bias);
-  // Of the two columns of a block that this thread has.
-  auto bias_of = [&](int column, int n, const T* from) {
-    float2 two{};
-    if (bias && column < n) two = {static_cast<float>(from[column]), static_cast<float>(from[column + 1])};
-    return two;
-  };
+  constexpr int kBlocks = kRows / 8;
+  const int n = a.gated ? a.rows / 2 : a.rows, column = a.gated ? row / 2 : row, rows_left = a.m - token;
+  if (a.bias) {
+    const T* const bias = static_cast<const T*>(a.bias);
+    add_to_sums<kBlocks>(sums, [&](int i, int) {  // gated: eight of the gate, then the eight of up that belong to them
+      const int at = a.gated ? column + i / 16 * 8 + i % 8 : column + i;
+      return at < n ? static_cast<float>(bias[a.gated && i % 16 >= 8 ? n + at : at]) : 0.f;
+    });
+  }
+  const int64_t first = int64_t{token} * a.out_stride + column;
+  const Target<T> to{static_cast<T*>(a.out) + first, a.out_stride, rows_left, n - column};
   auto plain = [&](int block, float (&v)[4]) {
-    const float2 add = bias_of(row + block * 8 + t * 2, a.rows, bias);
-    for (int i = 0; i < 4; ++i) v[i] = sums[block * 4 + i] + (i % 2 ? add.y : add.x);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v[i] = sums[block * 4 + i];
   };
   if (a.gated) {
-    const int n = a.rows / 2;
-    const Target<T> to{static_cast<T*>(a.out), a.out_stride, token, row / 2, a.m, n};
     auto gated = [&](auto&& act) {
-      store_rows<T, T, kRows / 16, Residual::none>(a, to, staging, [&](int block, float (&v)[4]) {
-        const int column = row / 2 + block * 8 + t * 2;
-        const float2 gate = bias_of(column, n, bias), up = bias_of(column, n, bias + n);
-        for (int i = 0; i < 4; ++i)
-          v[i] = act(sums[block * 8 + i] + (i % 2 ? gate.y : gate.x)) * (sums[block * 8 + 4 + i] + (i % 2 ? up.y : up.x));
+      store_rows<T, T, kBlocks / 2, Residual::none>(to, nullptr, 0, staging, [&](int block, float (&v)[4]) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) v[i] = act(sums[block * 8 + i]) * sums[block * 8 + 4 + i];
       });
     };
     switch (a.activation) {
@@ -164,27 +182,23 @@ __device__ __forceinline__ void store_tile(const TileArgs& a, const float (&sums
       case ActivationKind::relu: gated([](float x) { return activate<ActivationKind::relu>(x); }); break;
       case ActivationKind::relu2: gated([](float x) { return activate<ActivationKind::relu2>(x); }); break;
     }
-  } else if (a.slabs || a.out_f32) {
-    const Target<float> to{a.slabs ? a.slabs + int64_t{slice} * a.m * a.rows : static_cast<float*>(a.out),
-                           a.slabs ? a.rows : a.out_stride,
-                           token,
-                           row,
-                           a.m,
-                           a.rows};
-    store_rows<T, float, kRows / 8, Residual::none>(a, to, staging, [&](int block, float (&v)[4]) {
-      plain(block, v);
-      const int column = row + block * 8 + t * 2;
-      if (a.residual && column < a.rows)  // of another type than the result: seldom, and not worth a path of its own
-        for (int i = 0; i < 4; ++i)
-          if (const int at = token + g + i / 2 * 8; at < a.m)
-            v[i] += static_cast<float>(static_cast<const T*>(a.residual)[at * a.residual_stride + column + i % 2]);
-    });
-  } else {
-    const Target<T> to{static_cast<T*>(a.out), a.out_stride, token, row, a.m, a.rows};
+    return;
+  }
+  const T* const residual = static_cast<const T*>(a.residual) + int64_t{token} * a.residual_stride + column;
+  if (a.slabs || a.out_f32) {
     if (a.residual)
-      store_rows<T, T, kRows / 8, kGroups == 2 ? Residual::fetched_ahead : Residual::fetched>(a, to, staging, plain);
-    else
-      store_rows<T, T, kRows / 8, Residual::none>(a, to, staging, plain);
+      add_to_sums<kBlocks>(sums, [&](int i, int of) {
+        return of < rows_left && column + i < n ? static_cast<float>(residual[of * a.residual_stride + i]) : 0.f;
+      });
+    const Target<float> wide = a.slabs
+                                   ? Target<float>{a.slabs + (int64_t{slice} * a.m + token) * n + column, n, rows_left, n - column}
+                                   : Target<float>{static_cast<float*>(a.out) + first, a.out_stride, rows_left, n - column};
+    store_rows<T, float, kBlocks, Residual::none>(wide, nullptr, 0, staging, plain);
+  } else if (a.residual) {
+    store_rows<T, T, kBlocks, kGroups == 2 ? Residual::fetched_ahead : Residual::fetched>(to, residual, a.residual_stride, staging,
+                                                                                          plain);
+  } else {
+    store_rows<T, T, kBlocks, Residual::none>(to, nullptr, 0, staging, plain);
   }
 }
 
