@@ -21,6 +21,7 @@ class Part:
     before: int
     prompt_length: int
     rows: Sequence[int]  # of `ids`, whose logits are wanted
+    prompt: Sequence[int] = ()  # of models with a ContextRule
 
 
 class Runner:
@@ -59,15 +60,29 @@ class Runner:
         pages = [
             self.pages[part.sequence * self.pages_each :][: -(-n // PAGE_TOKENS)] for part, n in zip(parts, lengths, strict=True)
         ]
+        end, held = self.program.context
+        places: dict[str, list[int]] = {"context": [], "block_positions": []}
+        positions = []
+        for part in parts:
+            context, kept = (
+                (part.prompt.index(end), next(part.prompt.index(token) for token in held if token in part.prompt))
+                if (part.prompt)
+                else (0, 0)
+            )
+            indices = range(part.before, part.before + len(part.ids))
+            positions += [i if not part.prompt or i < context else kept for i in indices]
+            places["block_positions"] += [0 if not part.prompt or i < context else i - context + 1 for i in indices]
+            places["context"].append(context)
         self.executable.run(
             ids=[token for part in parts for token in part.ids],
-            positions=[part.before + i for part in parts for i in range(len(part.ids))],
+            positions=positions,
             sequence_start=starts,
             kv_length=lengths,
             page_start=np.cumsum([0, *map(len, pages)]).tolist(),
             pages=[page for own in pages for page in own],
             logit_rows=[start + row for start, part in zip(starts, parts, strict=False) for row in part.rows],
             prompt_length=[part.prompt_length for part in parts],
+            **(places if end >= 0 else {}),
         )
         return self.executable.logits().copy()
 

@@ -395,6 +395,76 @@ def baichuan_13b(folder: Path) -> np.ndarray:
     return logits_of(Baichuan13B(model, [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]))
 
 
+class PlainChatGlm1(torch.nn.Module):
+    """Written from the published facts: tokens before the first of id `end` see each other; those behind them have the position of
+    the token before it."""
+
+    def __init__(self, tensors: Tensors, heads: int, end: int) -> None:
+        super().__init__()
+        self.tensors, self.heads, self.end = tensors, heads, end
+
+    def linear(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        return torch.nn.functional.linear(x, self.tensors[f"{name}.weight"], self.tensors[f"{name}.bias"])
+
+    def norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        return torch.nn.functional.layer_norm(x, x.shape[-1:], self.tensors[f"{name}.weight"], self.tensors[f"{name}.bias"])
+
+    def rotated(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """x: (heads, tokens, half of a head)"""
+        width = x.shape[-1]
+        frequencies = (1e4 ** -(torch.arange(0, width, 2) / width)).half().float()
+        angles = (positions[:, None] * frequencies).repeat(1, 2)
+        turned = torch.cat([-x[..., width // 2 :], x[..., : width // 2]], -1)
+        return x * angles.cos() + turned * angles.sin()
+
+    def forward(self, ids: torch.Tensor) -> SimpleNamespace:
+        row = ids[0].tolist()
+        length, context = len(row), row.index(self.end)
+        index = torch.arange(length)
+        position = torch.where(index < context, index, context - 1)
+        block = (index - context + 1).clamp(min=0)
+        unseen = (index[None, :] > index[:, None]) & (index[None, :] >= context)
+        x, scale = self.tensors["transformer.word_embeddings.weight"][ids[0]], 56**0.5
+        for i in range(TINY["num_hidden_layers"]):
+            module = f"transformer.layers.{i}"
+            h = self.norm(x, f"{module}.input_layernorm")
+            qkv = self.linear(h, f"{module}.attention.query_key_value").view(length, self.heads, -1).transpose(0, 1)
+            q, k, v = qkv.chunk(3, -1)
+            q, k = (torch.cat([self.rotated(a, position), self.rotated(b, block)], -1) for a, b in (q.chunk(2, -1), k.chunk(2, -1)))
+            scores = (q @ k.transpose(1, 2) / q.shape[-1] ** 0.5).masked_fill(unseen, -torch.inf)
+            attended = (scores.softmax(-1) @ v).transpose(0, 1).reshape(length, -1)
+            x = scale * h + self.linear(attended, f"{module}.attention.dense")
+            h = self.norm(x, f"{module}.post_attention_layernorm")
+            hidden = torch.nn.functional.gelu(self.linear(h, f"{module}.mlp.dense_h_to_4h"), approximate="tanh")
+            x = scale * h + self.linear(hidden, f"{module}.mlp.dense_4h_to_h")
+        x = self.norm(x, "transformer.final_layernorm")
+        return SimpleNamespace(logits=(x @ self.tensors["lm_head.weight"].T)[None])
+
+
+def chatglm1(folder: Path) -> PlainChatGlm1:
+    """Ids of the vocabulary of 96: [MASK] 90, [gMASK] 91, the end of the context 94."""
+    hidden, layers, random = TINY["hidden_size"], TINY["num_hidden_layers"], torch.Generator().manual_seed(0)
+    shapes: dict[str, tuple[int, ...]] = {"final_layernorm": (hidden,)}
+    for i in range(layers):
+        blocks = {"attention.query_key_value": (3 * hidden, hidden), "attention.dense": (hidden, hidden)}
+        mlp = {"mlp.dense_h_to_4h": (80, hidden), "mlp.dense_4h_to_h": (hidden, 80)}
+        norms = {"input_layernorm": (hidden,), "post_attention_layernorm": (hidden,)}
+        shapes |= {f"layers.{i}.{name}": shape for name, shape in {**blocks, **mlp, **norms}.items()}
+    tensors = {}
+    for name, shape in shapes.items():
+        tensors[f"transformer.{name}.weight"] = torch.randn(shape, generator=random) * (
+            1 if len(shape) == 1 else 2 * shape[1] ** -0.5
+        )
+        tensors[f"transformer.{name}.bias"] = torch.randn(shape[0], generator=random) * 0.3
+    for name in ("transformer.word_embeddings", "lm_head"):
+        tensors[f"{name}.weight"] = torch.randn((TINY["vocab_size"], hidden), generator=random) * 0.3
+    sizes = {"hidden_size": hidden, "num_layers": layers, "num_attention_heads": 4, "inner_hidden_size": 80, "vocab_size": 96}
+    ids = {"bos_token_id": 94, "gmask_token_id": 91, "mask_token_id": 90}
+    config = {"architectures": ["ChatGLMModel"], "model_type": "chatglm", "position_encoding_2d": True, "max_sequence_length": 128}
+    write_folder(folder, {**config, **sizes, **ids}, {name: tensor.numpy() for name, tensor in tensors.items()})
+    return PlainChatGlm1(tensors, 4, 94)
+
+
 RELAID = {
     "falcon-40b-old-keys": refined_web,
     "mpt-logit-scale": lambda folder: mpt_scaled(folder, 0.75, 0.75),

@@ -26,6 +26,12 @@ void check_step(const Step& s, const Limits& limits, const StepBounds& bounds, i
                earlier_draws, " draws before");
   for (int64_t i = 0; bounds.positions > 0 && i < tokens; ++i)
     MAGA_CHECK(s.positions[i] >= 0 && s.positions[i] < bounds.positions, "position ", s.positions[i], " of ", bounds.positions);
+  MAGA_CHECK(size(s.block_positions) == tokens || (s.block_positions.empty() && !bounds.by_block), size(s.block_positions),
+             " block positions for ", tokens, " tokens");
+  MAGA_CHECK(s.context.empty() || size(s.context) == sequences, size(s.context), " contexts for ", sequences, " sequences");
+  for (int64_t i = 0; !s.context.empty() && i < sequences; ++i)
+    MAGA_CHECK(s.context[i] >= 0 && s.context[i] <= s.kv_length[i], "a context of ", s.context[i], " tokens at a K/V length of ",
+               s.kv_length[i]);
   MAGA_CHECK(s.tree.empty() || size(s.tree) == tokens, size(s.tree), " tree masks for ", tokens, " tokens");
   for (int64_t i = 0; !s.tree.empty() && i < sequences; ++i) {
     const int64_t begin = s.sequence_start[i], fresh = s.sequence_start[i + 1] - begin;

@@ -8,11 +8,14 @@ namespace maga {
 // What a program can take, found once.
 struct StepBounds {
   explicit StepBounds(const Program& program)
-      : keeps_kv(!program.cache_layers.empty()), vocab(program.vocab), positions(program.table_positions()) {}
+      : keeps_kv(!program.cache_layers.empty()), vocab(program.vocab), positions(program.table_positions()) {
+    for (const RopeTable& table : program.rope_tables) by_block |= table.by_block;
+  }
 
-  bool keeps_kv;      // whether it has K/V pages
-  int64_t vocab;      // bounds token ids
-  int64_t positions;  // bounds positions; 0: nothing does
+  bool keeps_kv;          // whether it has K/V pages
+  int64_t vocab;          // bounds token ids
+  int64_t positions;      // bounds positions; 0: nothing does
+  bool by_block = false;  // whether it reads block positions
 };
 
 // Throws Error when the step does not fit. `earlier_draws`: draws of the step enqueued before, which ids may refer to.

@@ -53,6 +53,7 @@ struct StepArrays {
   Ids ids, positions, sequence_start, kv_length, page_start, pages, logit_rows;
   std::optional<Ids> prompt_length;  // none: kv_length
   std::vector<uint64_t> tree;
+  Ids context, block_positions;
 
   Step step() const {
     return {.ids = ids,
@@ -63,7 +64,9 @@ struct StepArrays {
             .page_start = page_start,
             .pages = pages,
             .logit_rows = logit_rows,
-            .tree = tree};
+            .tree = tree,
+            .context = context,
+            .block_positions = block_positions};
   }
 };
 
@@ -98,29 +101,32 @@ void bind_executable(py::module_& m) {
       .def(
           "run",
           [](Executable& e, Ids ids, Ids positions, Ids sequence_start, Ids kv_length, Ids page_start, Ids pages, Ids logit_rows,
-             std::optional<Ids> prompt_length, std::vector<uint64_t> tree) {
-            const StepArrays arrays{std::move(ids),        std::move(positions),     std::move(sequence_start),
-                                    std::move(kv_length),  std::move(page_start),    std::move(pages),
-                                    std::move(logit_rows), std::move(prompt_length), std::move(tree)};
+             std::optional<Ids> prompt_length, std::vector<uint64_t> tree, Ids context, Ids block_positions) {
+            const StepArrays arrays{std::move(ids),        std::move(positions),      std::move(sequence_start),
+                                    std::move(kv_length),  std::move(page_start),     std::move(pages),
+                                    std::move(logit_rows), std::move(prompt_length),  std::move(tree),
+                                    std::move(context),    std::move(block_positions)};
             py::gil_scoped_release release;
             e.run(arrays.step());
           },
           py::kw_only(), py::arg("ids"), py::arg("positions"), py::arg("sequence_start"), py::arg("kv_length"),
           py::arg("page_start"), py::arg("pages"), py::arg("logit_rows"), py::arg("prompt_length") = py::none(),
-          py::arg("tree") = std::vector<uint64_t>{})
+          py::arg("tree") = std::vector<uint64_t>{}, py::arg("context") = Ids{}, py::arg("block_positions") = Ids{})
       .def(
           "enqueue",
           [](Executable& e, const std::vector<Draw>& draws, Ids ids, Ids positions, Ids sequence_start, Ids kv_length,
-             Ids page_start, Ids pages, Ids logit_rows, std::optional<Ids> prompt_length, std::vector<uint64_t> tree) {
-            const StepArrays arrays{std::move(ids),        std::move(positions),     std::move(sequence_start),
-                                    std::move(kv_length),  std::move(page_start),    std::move(pages),
-                                    std::move(logit_rows), std::move(prompt_length), std::move(tree)};
+             Ids page_start, Ids pages, Ids logit_rows, std::optional<Ids> prompt_length, std::vector<uint64_t> tree, Ids context,
+             Ids block_positions) {
+            const StepArrays arrays{std::move(ids),        std::move(positions),      std::move(sequence_start),
+                                    std::move(kv_length),  std::move(page_start),     std::move(pages),
+                                    std::move(logit_rows), std::move(prompt_length),  std::move(tree),
+                                    std::move(context),    std::move(block_positions)};
             py::gil_scoped_release release;
             e.enqueue(arrays.step(), draws);
           },
           py::arg("draws"), py::kw_only(), py::arg("ids"), py::arg("positions"), py::arg("sequence_start"), py::arg("kv_length"),
           py::arg("page_start"), py::arg("pages"), py::arg("logit_rows"), py::arg("prompt_length") = py::none(),
-          py::arg("tree") = std::vector<uint64_t>{})
+          py::arg("tree") = std::vector<uint64_t>{}, py::arg("context") = Ids{}, py::arg("block_positions") = Ids{})
       .def("collect",
            [](Executable& e) {
              std::vector<std::pair<int32_t, bool>> drawn;

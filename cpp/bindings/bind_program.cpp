@@ -76,7 +76,8 @@ struct Describe {
                     py::arg("bias") = o.bias, py::arg("residual") = view(o.residual));
   }
   py::dict operator()(const Rope& o) const {
-    return py::dict(py::arg("x") = view(o.x), py::arg("head_dim") = o.head_dim, py::arg("table") = o.table);
+    return py::dict(py::arg("x") = view(o.x), py::arg("head_dim") = o.head_dim, py::arg("table") = o.table,
+                    py::arg("offset") = o.offset);
   }
   py::dict operator()(const Attention& o) const {
     return py::dict(py::arg("out") = view(o.out), py::arg("q") = view(o.q), py::arg("k") = view(o.k), py::arg("v") = view(o.v),
@@ -147,8 +148,11 @@ void bind_ops(py::class_<Program>& program) {
           },
           py::arg("out"), py::arg("in_"), py::kw_only(), py::arg("weight"), py::arg("bias") = kNone, py::arg("residual") = none)
       .def(
-          "rope", [](Program& p, View x, int64_t head_dim, int32_t table) { p.ops.push_back(Rope{x, head_dim, table}); },
-          py::arg("x"), py::kw_only(), py::arg("head_dim"), py::arg("table"))
+          "rope",
+          [](Program& p, View x, int64_t head_dim, int32_t table, int64_t offset) {
+            p.ops.push_back(Rope{x, head_dim, table, offset});
+          },
+          py::arg("x"), py::kw_only(), py::arg("head_dim"), py::arg("table"), py::arg("offset") = 0)
       .def(
           "attention",
           [](Program& p, View out, View q, std::optional<View> k, std::optional<View> v, int32_t layer, int64_t heads,
@@ -233,6 +237,10 @@ void bind_program(py::module_& m) {
       .def_readwrite("max_positions", &Program::max_positions)
       .def_readwrite("logits", &Program::logits)
       .def(
+          "set_context", [](Program& p, int32_t end, std::vector<int32_t> held) { p.context = {end, std::move(held)}; },
+          py::arg("end"), py::arg("held"))
+      .def_property_readonly("context", [](const Program& p) { return py::make_tuple(p.context.end, p.context.held); })
+      .def(
           "value",
           [](Program& p, const std::string& name, int64_t width, const std::string& rows) {
             return add_value(p, name, width, parse<Rows>("rows", rows, kRows));
@@ -258,11 +266,12 @@ void bind_program(py::module_& m) {
       .def(
           "rope_table",
           [](Program& p, int64_t rotary_dim, std::vector<float> inv_freq, bool interleaved, float multiplier, float theta,
-             float dynamic_factor, bool stepped, std::vector<float> long_inv_freq, int64_t max_positions) {
+             bool by_block, float dynamic_factor, bool stepped, std::vector<float> long_inv_freq, int64_t max_positions) {
             p.rope_tables.push_back({.rotary_dim = rotary_dim,
                                      .interleaved = interleaved,
                                      .inv_freq = std::move(inv_freq),
                                      .multiplier = multiplier,
+                                     .by_block = by_block,
                                      .theta = theta,
                                      .dynamic_factor = dynamic_factor,
                                      .stepped = stepped,
@@ -271,7 +280,7 @@ void bind_program(py::module_& m) {
             return static_cast<int32_t>(p.rope_tables.size() - 1);
           },
           py::arg("rotary_dim"), py::arg("inv_freq"), py::kw_only(), py::arg("interleaved") = false, py::arg("multiplier") = 1.0f,
-          py::arg("theta") = 0.0f, py::arg("dynamic_factor") = 0.0f, py::arg("stepped") = false,
+          py::arg("theta") = 0.0f, py::arg("by_block") = false, py::arg("dynamic_factor") = 0.0f, py::arg("stepped") = false,
           py::arg("long_inv_freq") = std::vector<float>(), py::arg("max_positions") = 0)
       .def(
           "alibi_slopes",

@@ -135,7 +135,9 @@ Step FakeModel::Queued::step() const {
           .page_start = page_start,
           .pages = pages,
           .logit_rows = logit_rows,
-          .tree = {}};
+          .tree = {},
+          .context = {},
+          .block_positions = {}};
 }
 
 void FakeModel::enqueue(const Step& step, std::span<const Draw> draws) {

@@ -46,6 +46,7 @@ struct Engine::State {
         vocab(model->program().vocab),
         length_dependent_from(model->program().length_dependent_from()),
         long_from(model->program().long_from()),
+        context(model->program().context),
         limits(model->limits()),
         longest(longest_sequence(given, *model)),
         loop(std::move(backend), std::move(model), given),
@@ -113,11 +114,25 @@ struct Engine::State {
                  limits.page_tokens, " tokens)");
     for (const int32_t token : request.prompt)
       MAGA_REQUIRE(token >= 0 && token < vocab, "the prompt has the token id ", token, ": ids must be in [0, ", vocab, ")");
+    if (context.end != kNone) {
+      const int64_t part = place_of(context.end, request.prompt);
+      MAGA_REQUIRE(part >= 0, "the prompt has no token ", context.end,
+                   ", which must stand behind the part that is read as a whole");
+      const int64_t most = options.token_budget - options.max_sequences;
+      MAGA_REQUIRE(part <= most, "the prompt has ", part, " tokens before its answer, which are read as a whole: at most ", most,
+                   " fit into a step (token_budget less max_sequences)");
+    }
     request.params.validate(vocab);
     MAGA_REQUIRE(request.sequences >= 1 && request.sequences <= options.max_sequences, "sequences is ", request.sequences,
                  ": it must be in [1, ", options.max_sequences, "], and the upper end is max_sequences");
     MAGA_REQUIRE(request.timeout_seconds >= 0 && request.timeout_seconds < 1e9, "timeout_seconds is ", request.timeout_seconds,
                  ": it must be in [0, 1e9), and 0 means none");
+  }
+
+  // Of the first such token; -1: there is none.
+  static int64_t place_of(int32_t token, const std::vector<int32_t>& prompt) {
+    const auto at = std::find(prompt.begin(), prompt.end(), token);
+    return at == prompt.end() ? -1 : at - prompt.begin();
   }
 
   std::shared_ptr<AcceptedRequest> accept(Request request) const {
@@ -131,6 +146,15 @@ struct Engine::State {
     accepted->long_from = long_from;
     accepted->cacheable_tokens =
         length_dependent_from > 0 ? std::max(prompt, length_dependent_from - 1) : std::numeric_limits<int64_t>::max();
+    if (context.end != kNone) {
+      accepted->context = place_of(context.end, request.prompt);
+      for (const int32_t held : context.held)
+        if (const int64_t place = place_of(held, request.prompt); place >= 0) {
+          accepted->held_position = place;
+          break;
+        }
+      accepted->cacheable_tokens = 0;  // the keys of a prompt depend on all of it
+    }
     accepted->submitted = Clock::now();
     if (request.timeout_seconds > 0)
       accepted->deadline =
@@ -142,6 +166,7 @@ struct Engine::State {
   const EngineOptions options;
   const int64_t vocab;
   const int64_t length_dependent_from, long_from;
+  const ContextRule context;
   const Limits limits;
   const int64_t longest;
   Loop loop;  // of the loop's thread

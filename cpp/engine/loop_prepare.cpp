@@ -51,7 +51,12 @@ const Plan& Loop::plan() {
     if (slots > rules.max_sequences || tokens >= rules.token_budget) break;
     const auto match = cache_.peek(s->salt(), s->matchable());
     const int64_t computed = match.pages * rules.page_tokens;
-    waiting_view_.push_back({.known = s->known(), .computed = computed, .pages = {}, .unheld = match.unheld, .slots = s->slots()});
+    waiting_view_.push_back({.known = s->known(),
+                             .computed = computed,
+                             .pages = {},
+                             .unheld = match.unheld,
+                             .slots = s->slots(),
+                             .whole = s->request->context});
     tokens += s->known() - computed;
   }
   return scheduler_.plan({.running = running_view_,

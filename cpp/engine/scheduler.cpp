@@ -95,7 +95,7 @@ void Scheduler::admit() {
   for (size_t i = 0; i < input_->waiting.size(); ++i) {
     const PlanSequence& sequence = input_->waiting[i];
     const int64_t tokens = std::min(budget_, sequence.known - sequence.computed);
-    if (tokens <= 0 || slots + sequence.slots > rules_.max_sequences) return;
+    if (tokens <= 0 || sequence.computed + tokens < sequence.whole || slots + sequence.slots > rules_.max_sequences) return;
     const int64_t all = pages_for(sequence.known + 1);
     const int64_t needed = all - pages_for(sequence.computed) + sequence.unheld;
     if (needed + reserved > available_) {

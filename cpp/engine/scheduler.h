@@ -25,6 +25,7 @@ struct PlanSequence {
   std::span<const int32_t> pages;  // held
   int64_t unheld = 0;              // for one that waits: pages that it would take from the cached ones
   int64_t slots = 1;               // rows of the batch it takes
+  int64_t whole = 0;               // for one that waits: its first tokens that must come in one step
 };
 
 struct PlanInput {

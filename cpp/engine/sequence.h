@@ -28,6 +28,8 @@ struct AcceptedRequest {
   std::string salt, long_salt;   // of its pages in the prefix cache; the second while a sequence is long
   int64_t cacheable_tokens = 0;  // K/V entries up to here may enter the prefix cache
   int64_t long_from = 0;         // as Program::long_from
+  // As ContextRule: tokens of the prompt that see each other, and the position of those behind them. They are computed in one step.
+  int64_t context = 0, held_position = 0;
   std::shared_ptr<const Vocabulary> vocabulary;
   Clock::time_point submitted;
   Clock::time_point deadline = Clock::time_point::max();

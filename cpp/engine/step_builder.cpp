@@ -6,26 +6,31 @@
 namespace maga {
 
 StepBuilder::StepBuilder(int64_t tokens, int64_t sequences, int64_t pages) {
-  for (auto* by_token : {&ids_, &positions_}) by_token->reserve(tokens);
-  for (auto* by_sequence : {&sequence_start_, &kv_length_, &prompt_length_, &page_start_, &logit_rows_})
+  for (auto* by_token : {&ids_, &positions_, &block_positions_}) by_token->reserve(tokens);
+  for (auto* by_sequence : {&sequence_start_, &kv_length_, &prompt_length_, &page_start_, &logit_rows_, &context_})
     by_sequence->reserve(sequences + 1);
   pages_.reserve(pages);
   clear();
 }
 
 void StepBuilder::clear() {
-  for (auto* array : {&ids_, &positions_, &sequence_start_, &kv_length_, &prompt_length_, &page_start_, &pages_, &logit_rows_})
+  for (auto* array : {&ids_, &positions_, &sequence_start_, &kv_length_, &prompt_length_, &page_start_, &pages_, &logit_rows_,
+                      &context_, &block_positions_})
     array->clear();
+  brings_context_ = false;
   sequence_start_.push_back(0);
   page_start_.push_back(0);
 }
 
 int32_t StepBuilder::add(const Sequence& sequence, int64_t tokens, int64_t page_tokens) {
-  const int64_t end = sequence.computed + tokens;
+  const int64_t end = sequence.computed + tokens, context = sequence.request->context;
   for (int64_t i = sequence.computed; i < end; ++i) {
     ids_.push_back(i < sequence.known() ? sequence.tokens[i] : -1 - sequence.draw);
-    positions_.push_back(static_cast<int32_t>(i));
+    positions_.push_back(static_cast<int32_t>(context == 0 || i < context ? i : sequence.request->held_position));
+    block_positions_.push_back(static_cast<int32_t>(context == 0 || i < context ? 0 : i - context + 1));
   }
+  context_.push_back(static_cast<int32_t>(context));
+  brings_context_ |= sequence.computed < context;
   const int64_t pages = (end + page_tokens - 1) / page_tokens;
   pages_.insert(pages_.end(), sequence.pages.begin(), sequence.pages.begin() + pages);
   sequence_start_.push_back(static_cast<int32_t>(ids_.size()));
@@ -47,7 +52,9 @@ Step StepBuilder::step() const {
           .page_start = page_start_,
           .pages = pages_,
           .logit_rows = logit_rows_,
-          .tree = {}};
+          .tree = {},
+          .context = brings_context_ ? std::span<const int32_t>(context_) : std::span<const int32_t>(),
+          .block_positions = block_positions_};
 }
 
 }  // namespace maga

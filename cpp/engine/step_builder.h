@@ -21,6 +21,8 @@ class StepBuilder {
 
  private:
   std::vector<int32_t> ids_, positions_, sequence_start_, kv_length_, prompt_length_, page_start_, pages_, logit_rows_;
+  std::vector<int32_t> context_, block_positions_;  // of programs with a ContextRule
+  bool brings_context_ = false;
 };
 
 }  // namespace maga

@@ -89,7 +89,7 @@ class Fusion {
     if (ropes) {
       const int i = writer(end, at);
       const Rope* rope = i < 0 ? nullptr : std::get_if<Rope>(&ops_[i]);
-      if (rope && rope->head_dim == attention.head_dim) chain.rope = i;
+      if (rope && rope->head_dim == attention.head_dim && rope->offset == 0) chain.rope = i;
     }
     if (norms) {
       const int i = writer(end, chain.first(at));

@@ -60,11 +60,12 @@ struct Linear {
   View residual;            // may be `out` itself
 };
 
-// Rotates the first `rotary_dim` columns of every head in place, by the frequencies of `Program::rope_tables[table]`.
+// Rotates `rotary_dim` columns of every head, from `offset` on, in place, by the frequencies of `Program::rope_tables[table]`.
 struct Rope {
   View x;
   int64_t head_dim = 0;
   int32_t table = kNone;
+  int64_t offset = 0;
 };
 
 // x[t] *= max(1, log(position of t + 1) / log(from)), in place: of queries, it keeps attention sharp over contexts beyond `from`.
@@ -73,7 +74,8 @@ struct LogScale {
   int64_t from = 0;
 };
 
-// Writes k and v of the step's tokens into the pages of `layer`, then attends: causal, over all earlier tokens of each sequence.
+// Writes k and v of the step's tokens into the pages of `layer`, then attends: causal, over all earlier tokens of each sequence,
+// but for the step's `tree` and `context`.
 // With `k` and `v` empty the keys and values are in the pages already (see PrepareQkv). A score is, in this order: q · k * scale;
 // soft_cap * tanh(score / soft_cap); + slope * (index of the key - index of the query).
 struct Attention {

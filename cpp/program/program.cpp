@@ -152,7 +152,8 @@ class Validation {
     rows(op.x, Rows::tokens);
     require(op.head_dim > 0 && op.x.width % op.head_dim == 0, "a head_dim of ", op.head_dim, " does not divide ", op.x.width,
             " columns");
-    rope(op.table, op.head_dim);
+    require(op.offset >= 0 && op.offset < op.head_dim, "offset is ", op.offset, " of a head_dim of ", op.head_dim);
+    rope(op.table, op.head_dim - op.offset);
   }
 
   void check(const Attention& op) {
@@ -246,10 +247,9 @@ class Validation {
     layer_writer_[layer] = index_;
   }
 
-  void rope(int32_t table, int64_t head_dim) const {
+  void rope(int32_t table, int64_t room) const {
     require(table >= 0 && table < static_cast<int64_t>(p_.rope_tables.size()), "rope table ", table, " of ", p_.rope_tables.size());
-    require(p_.rope_tables[table].rotary_dim <= head_dim, "rotary_dim ", p_.rope_tables[table].rotary_dim, " is above head_dim ",
-            head_dim);
+    require(p_.rope_tables[table].rotary_dim <= room, "rotary_dim ", p_.rope_tables[table].rotary_dim, " is above head_dim ", room);
   }
 
   void matrix(std::string_view role, WeightId id, int64_t out, int64_t in) const { weight(role, id, {out, in}); }

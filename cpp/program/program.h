@@ -30,6 +30,7 @@ struct RopeTable {
   bool interleaved = false;     // pairs (2j, 2j+1) instead of (j, j + rotary_dim / 2)
   std::vector<float> inv_freq;  // (rotary_dim / 2)
   float multiplier = 1;         // on cos and sin (yarn)
+  bool by_block = false;        // turns by Step::block_positions, not by positions
   // What changes for lengths above `max_positions`: nothing, or one of these three.
   // The base `theta` grows with the length by dynamic_factor (dynamic NTK; 0: it does not).
   float theta = 0, dynamic_factor = 0;
@@ -47,6 +48,13 @@ struct CacheLayer {
   int64_t kv_heads = 0, head_dim = 0, v_dim = 0;
 };
 
+// Prompts with a first part that is read in both directions (ChatGLM-6B). The positions of its tokens count, and their block
+// positions are 0; those behind it have the position of the token that `held` names, and block positions from 1 on.
+struct ContextRule {
+  int32_t end = kNone;        // the part ends before the first token of this id; kNone: there is no such part
+  std::vector<int32_t> held;  // the first of these ids that the prompt has
+};
+
 struct Program {
   std::string family;
   int64_t vocab = 0;
@@ -56,6 +64,7 @@ struct Program {
   std::vector<RopeTable> rope_tables;
   std::vector<std::vector<float>> alibi_slopes;  // (tables) (heads)
   std::vector<CacheLayer> cache_layers;
+  ContextRule context;
   std::vector<Op> ops;
   std::vector<ValueId> inputs;   // written from outside before a run (op tests, embeddings)
   std::vector<ValueId> outputs;  // kept readable after a run, besides `logits`

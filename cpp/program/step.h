@@ -18,6 +18,10 @@ struct Step {
   // (tokens) or empty: of the tokens that its sequence brings (64 at most), which a token sees, itself included; bit i is the
   // i-th. Earlier tokens it sees all. Empty: those up to itself. For trees of drafts.
   std::span<const uint64_t> tree;
+  // (sequences) or empty: every token of a sequence sees the keys of indices below this one, the later ones of them too. The step
+  // that brings them brings all of them.
+  std::span<const int32_t> context;
+  std::span<const int32_t> block_positions;  // (tokens), where a rope table turns by them
 
   int64_t tokens() const { return static_cast<int64_t>(ids.size()); }
   int64_t sequences() const { return static_cast<int64_t>(kv_length.size()); }

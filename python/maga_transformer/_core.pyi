@@ -26,6 +26,9 @@ class Program:
     max_positions: int
     logits: int
     def __init__(self) -> None: ...
+    def set_context(self, end: int, held: Sequence[int]) -> None: ...
+    @property
+    def context(self) -> tuple[int, list[int]]: ...
     def value(self, name: str, width: int, rows: str = "tokens") -> View: ...
     def input(self, name: str, width: int) -> View: ...
     def output(self, view: View) -> None: ...
@@ -38,6 +41,7 @@ class Program:
         interleaved: bool = False,
         multiplier: float = 1.0,
         theta: float = 0.0,
+        by_block: bool = False,
         dynamic_factor: float = 0.0,
         stepped: bool = False,
         long_inv_freq: Sequence[float] = (),
@@ -53,7 +57,7 @@ class Program:
         self, out: View, in_: View, *, weight: int, bias: int = -1, kind: str, eps: float, group: int, weight_offset: float = 0.0
     ) -> None: ...
     def linear(self, out: View, in_: View, *, weight: int, bias: int = -1, residual: View | None = None) -> None: ...
-    def rope(self, x: View, *, head_dim: int, table: int) -> None: ...
+    def rope(self, x: View, *, head_dim: int, table: int, offset: int = 0) -> None: ...
     def attention(
         self,
         out: View,
@@ -206,6 +210,9 @@ class Executable:
         pages: Sequence[int],
         logit_rows: Sequence[int],
         prompt_length: Sequence[int] | None = None,
+        tree: Sequence[int] = (),
+        context: Sequence[int] = (),
+        block_positions: Sequence[int] = (),
     ) -> None:
         """Queues a step on an asynchronous device; an id of -1 - i is what draw i of the step enqueued before chooses."""
     def collect(self) -> list[tuple[int, bool]]:
@@ -225,6 +232,9 @@ class Executable:
         pages: Sequence[int],
         logit_rows: Sequence[int],
         prompt_length: Sequence[int] | None = None,
+        tree: Sequence[int] = (),
+        context: Sequence[int] = (),
+        block_positions: Sequence[int] = (),
     ) -> None: ...
     def logits(self) -> np.ndarray: ...
     def copy_page(self, source: int, target: int) -> None: ...

@@ -106,7 +106,7 @@ def _rows(program: _core.Program, checkpoint: Checkpoint, batch: int, context: i
 def _describe(op: dict[str, Any], weights: list[tuple[str, list[str], list[int]]], checkpoint: Checkpoint) -> tuple[str, str]:
     """What the op works on, without the layer's number, and its sizes."""
     weight = op.get("weight", op.get("table")) if op["op"] != "rope" else None
-    if weight is not None:
+    if weight is not None and weight >= 0:  # a norm may have none
         name, sources, shape = weights[weight]
         parts = [part for part in name.removesuffix(".weight").removeprefix("model.").split(".") if not part.isdigit()]
         dtype = checkpoint.dtype(Source.parse(sources[0]).tensor)

@@ -11,10 +11,11 @@ import transformers
 from folders import class_names, edit_config, tiny_model
 from maga_transformer import _core
 from maga_transformer.checkpoint import open_checkpoint
+from maga_transformer.loader import load_weights
 from maga_transformer.models import build_program
 from runner import Part, Runner
 from safetensors.torch import load_file, save_file
-from tiny_families import IDS, LENGTH, LONGROPE, NATIVE, RELAID, baichuan2, chatglm, internlm, logits_of, native, qwen
+from tiny_families import IDS, LENGTH, LONGROPE, NATIVE, RELAID, baichuan2, chatglm, chatglm1, internlm, logits_of, native, qwen
 
 CHATGLM_RATIOS = {
     "chatglm2": {"rope_type": "linear", "factor": 2.0},
@@ -39,10 +40,66 @@ def test_second_baichuan_by_name(tmp_path: Path) -> None:
         build_program(open_checkpoint(str(tmp_path / "llama")), "baichuan2")
 
 
-def test_first_chatglm_is_refused(tmp_path: Path) -> None:
-    chatglm(tmp_path, position_encoding_2d=True)
-    with pytest.raises(ValueError, match=r"ChatGLM-6B .the first. is not supported"):
-        build_program(open_checkpoint(str(tmp_path)))
+def context_prompt(count: int, more: int, seed: int) -> list[int]:
+    """`count` tokens, [gMASK], the end of the context, and what follows it."""
+    random = np.random.default_rng(seed)
+    return [*random.integers(0, 90, count).tolist(), 91, 94, *random.integers(0, 90, more).tolist()]
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_first_chatglm(backend: str, tmp_path: Path) -> None:
+    model = chatglm1(tmp_path)
+    backends = {"reference": _core.reference_backend(), "cpu": _core.cpu_backend(threads=1, quantize_activations=False)}
+    runner = Runner(backends[backend], open_checkpoint(str(tmp_path)), length=64, tokens=96, sequences=2)
+    first, second = (context_prompt(*sizes) for sizes in ((20, 30, 0), (3, 35, 1)))
+    with torch.no_grad():
+        one, two = (model(torch.tensor([ids])).logits[0].numpy() for ids in (first, second))
+    assert np.abs(one).max() > 0.5
+    for name in (None, "chatglm", "chatglm1"):
+        assert build_program(open_checkpoint(str(tmp_path)), name)[1].model_type == "chatglm1"
+
+    def step(*spans: tuple[int, list[int], int, int]) -> np.ndarray:
+        return runner.step([Part(s, ids[begin:end], begin, len(ids), range(end - begin), ids) for s, ids, begin, end in spans])
+
+    close = {"rtol": 0, "atol": 1e-4}
+    np.testing.assert_allclose(step((0, first, 0, len(first))), one, **close)
+    np.testing.assert_allclose(step((0, first, 0, 23), (1, second, 0, 5)), np.concatenate([one[:23], two[:5]]), **close)
+    for at in range(23, 30):  # decoded beside a prompt
+        rows = step((0, first, at, at + 1), (1, second, 0, len(second)))
+        np.testing.assert_allclose(rows, np.concatenate([one[at : at + 1], two]), **close)
+    np.testing.assert_allclose(step((0, first, 30, len(first))), one[30:], **close)
+
+
+def test_first_chatglm_in_the_engine(tmp_path: Path) -> None:
+    """Prompts are read whole whatever else runs, are never found in the prefix cache, and must have their end."""
+    model = chatglm1(tmp_path)
+    prompts = [context_prompt(count, 0, seed) for seed, count in enumerate((12, 3, 20, 12, 12))]
+
+    def greedy(prompt: list[int]) -> list[int]:
+        ids = list(prompt)
+        for _ in range(9):
+            with torch.no_grad():
+                ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+        return ids[len(prompt) :]
+
+    checkpoint, backend = open_checkpoint(str(tmp_path)), _core.cpu_backend(threads=1, quantize_activations=False)
+    program, _ = build_program(checkpoint)
+    limits = {"tokens": 26, "sequences": 4, "logit_rows": 4, "pages": 20, "page_tokens": 16, "kv_dtype": "fp32"}
+    executable = backend.load(program, load_weights(backend, program, checkpoint), **limits)
+    engine = _core.Engine(backend, executable, max_sequences=4, token_budget=26, max_queue=9)
+    params = _core.SamplingParams(max_new_tokens=9, temperature=0.0)
+    wanted = {engine.submit(np.array(prompt, np.int32), params): greedy(prompt) for prompt in [*prompts, prompts[0]]}
+    found: dict[int, list[int]] = {request: [] for request in wanted}
+    finished = 0
+    while finished < len(wanted):
+        for event in engine.poll():
+            found[event.request] += event.tokens
+            finished += bool(event.finish and event.finish != "none")
+    assert found == wanted
+    with pytest.raises(ValueError, match="the prompt has no token 94"):
+        engine.submit(np.array([1, 2, 3], np.int32), params)
+    with pytest.raises(ValueError, match=r"the prompt has 24 tokens before its answer, .*: at most 22 fit"):
+        engine.submit(np.array(context_prompt(23, 0, 0), np.int32), params)
 
 
 def check(

@@ -215,6 +215,7 @@ class RopeForm:
     max_positions: int = 0
     stepped: bool = False
     long: bool = False  # frequencies of their own beyond max_positions
+    by_block: bool = False
 
     def table(self, program: Program) -> int:
         inv_freq = [10000.0 ** (-2 * i / self.rotary) for i in range(self.rotary // 2)]
@@ -226,12 +227,14 @@ class RopeForm:
             theta=10000.0 if self.dynamic or self.stepped else 0.0,
             dynamic_factor=self.dynamic,
             stepped=self.stepped,
+            by_block=self.by_block,
             long_inv_freq=[f / (1 + i) for i, f in enumerate(inv_freq)] if self.long else [],
             max_positions=self.max_positions,
         )
 
     def __str__(self) -> str:
         parts = [f"rope{self.rotary}", "interleaved" * self.interleaved]
+        parts.append("by-block" * self.by_block)
         kinds = {"dynamic": bool(self.dynamic), "stepped": self.stepped, "long": self.long}
         parts += [f"{kind}{self.max_positions}" for kind, used in kinds.items() if used]
         return "-".join(filter(None, [*parts, f"times{self.multiplier:g}" if self.multiplier != 1 else ""]))
@@ -258,21 +261,24 @@ def spans_of(name: str) -> tuple[list[int], list[list[tuple[int, int, int]]]]:
 
 
 def rope(
-    form: RopeForm, head_dim: int, heads: int, spans: str, *, prompt: int = 0, shift: int = 0
+    form: RopeForm, head_dim: int, heads: int, spans: str, *, prompt: int = 0, shift: int = 0, offset: int = 0
 ) -> Iterator[tuple[str, Builder]]:
     """`shift`: of positions against K/V indices."""
 
     def build(rng: np.random.Generator) -> Case:
         p = OpProgram(rng)
         x = p.keep(p.input("x", heads * head_dim + 3))
-        p.program.rope(View(x.value, 1, heads * head_dim), head_dim=head_dim, table=form.table(p.program))
+        p.program.rope(View(x.value, 1, heads * head_dim), head_dim=head_dim, table=form.table(p.program), offset=offset)
         lengths, steps = spans_of(spans)
         tables = PageTables(rng, lengths)
         step = tables.step(steps[-1], prompt_length=[prompt] * len(lengths))
         step["positions"] = [position + shift for position in step["positions"]]
+        if form.by_block:
+            step["block_positions"] = rng.integers(0, 50, len(step["ids"])).tolist()
         return p.case([Run(step, {x.value: rows(rng, len(step["ids"]), x.width)})])
 
-    yield f"{form}-head{head_dim}-x{heads}-{spans}{f'-prompt{prompt}' if prompt else ''}{f'-shift{shift}' if shift else ''}", build
+    extras = f"{f'-prompt{prompt}' if prompt else ''}{f'-shift{shift}' if shift else ''}{f'-offset{offset}' if offset else ''}"
+    yield f"{form}-head{head_dim}-x{heads}-{spans}{extras}", build
 
 
 def log_scale(width: int, spans: str, from_: int) -> Iterator[tuple[str, Builder]]:
@@ -301,8 +307,10 @@ def attention(
     alibi: bool = False,
     sinks: bool = False,
     tree: bool = False,
+    context: bool = False,
 ) -> Iterator[tuple[str, Builder]]:
-    """`tree`: each new token sees itself and a random part of those before it."""
+    """`tree`: each new token sees itself and a random part of those before it. `context`: the first two thirds of each sequence see
+    each other."""
 
     def build(rng: np.random.Generator) -> Case:
         p = OpProgram(rng)
@@ -332,6 +340,8 @@ def attention(
         runs = []
         for span in steps:
             step = tables.step(span)
+            if context:
+                step["context"] = [2 * end // 3 for _, _, end in span]
             if tree and span is steps[-1]:
                 step["tree"] = [random_bits(rng, i) for _, begin, end in span for i in range(end - begin)]
             # Keys and values that fp16 and bf16 pages hold exactly, so that every kind of page has one tolerance.
@@ -339,7 +349,7 @@ def attention(
         return p.case(runs, page_tokens=page_tokens, kv_dtype=kv_dtype)
 
     extras = f"{f'-window{window}' if window else ''}{f'-v{v_dim}' if v_dim else ''}-{kv_dtype}-pages{page_tokens}"
-    extras += f"{f'-cap{soft_cap:g}' if soft_cap else ''}{'-alibi' * alibi}{'-sinks' * sinks}{'-tree' * tree}"
+    extras += f"{f'-cap{soft_cap:g}' if soft_cap else ''}{'-alibi' * alibi}{'-sinks' * sinks}{'-tree' * tree}{'-context' * context}"
     yield f"attention-{head_dim}-{heads}over{kv_heads}-{spans}{extras}", build
 
 
@@ -482,6 +492,9 @@ def table() -> Iterator[tuple[str, Builder]]:
     for form in (RopeForm(64, stepped=True, max_positions=40), RopeForm(48, True, long=True, max_positions=40)):
         for prompt in (0, 41, 80, 81, 400):
             yield from rope(form, 64, 2, "ragged", prompt=prompt)
+    for spans in ("ragged", "decodes"):
+        yield from rope(RopeForm(32), 64, 2, spans, offset=32)
+        yield from rope(RopeForm(20, True, by_block=True), 64, 3, spans, offset=40)
     for width, spans, from_ in ((64, "ragged", 16), (37, "decodes", 40), (1024, "prefill", 20), (96, "far", 2)):
         yield from log_scale(width, spans, from_)
 
@@ -503,6 +516,8 @@ def table() -> Iterator[tuple[str, Builder]]:
         yield from attention(64, 6, 2, spans, alibi=True)
         yield from attention(64, 4, 1, spans, sinks=True)
         yield from attention(64, 4, 2, spans, tree=True)
+        yield from attention(64, 4, 2, spans, context=True)
+        yield from attention(80, 4, 1, spans, context=True, alibi=True, kv_dtype="bf16")
     yield from attention(128, 8, 2, "far", sinks=True, alibi=True)
     yield from attention(64, 6, 3, "far", soft_cap=1.0, window=300, tree=True)
     yield from attention(256, 4, 2, "ragged", soft_cap=3.0, sinks=True)
@@ -554,6 +569,7 @@ def large_table() -> Iterator[tuple[str, Builder]]:
             yield from attention(head_dim, heads, kv_heads, "many")
     for head_dim in (64, 128, 256):
         yield from attention(head_dim, 4, 2, "long")
+        yield from attention(head_dim, 4, 2, "long", context=True)
     for heads, kv_heads in ((16, 1), (6, 2), (7, 1)):
         for spans in ("long", "many"):
             yield from attention(128, heads, kv_heads, spans)

@@ -180,6 +180,7 @@ BROKEN: list[tuple[Callable[[Program], None], str]] = [
     (attention_window, r'op 0 \(attention to "o"\): window is -1'),
     (lambda p: rope(p, table=1), r'op 0 \(rope to "x"\): rope table 1 of 1'),
     (lambda p: rope(p, rotary=16), r'op 0 \(rope to "x"\): rotary_dim 16 is above head_dim 8'),
+    (lambda p: p.rope(p.input("x", 8), head_dim=8, table=p.rope_table(8, [1.0] * 4), offset=1), "rotary_dim 8 is above head_dim 7"),
     (lambda p: rope(p, head_dim=12), r'op 0 \(rope to "x"\): a head_dim of 12 does not divide 16 columns'),
     (lambda p: bad_table(p, frequencies=3), "rope table 0 has 3 frequencies for rotary_dim 8; it needs 4"),
     (lambda p: bad_table(p, rotary=7, frequencies=3), "rope table 0 has rotary_dim 7; it must be positive and even"),
@@ -338,13 +339,15 @@ def qkv_program(
     shared_v: bool = False,
     peek: bool = False,
     back: bool = False,
+    own: bool = False,
+    offset: int = 0,
 ) -> Program:
     """`apart`: norms write to values of their own. `shared_v`: v is what k is after its rope. `peek`: an op reads k before that.
-    `back`: attention writes to where q came from."""
+    `back`: attention writes to where q came from. `own`: a norm weight for each head. `offset`: of the rotated columns."""
     p = program()
     layer = p.cache_layer(2, 8, 8)
     for theta in (1.0, 2.0):
-        p.rope_table(8, [theta] * 4)
+        p.rope_table(8 - offset, [theta] * ((8 - offset) // 2))
     qkv = p.value("qkv", 64)
     p.linear(qkv, p.input("x", 5), weight=weight(p, 64, 5))
     views = {"q": View(qkv.value, 0, 32), "k": View(qkv.value, 32, 16)}
@@ -352,12 +355,13 @@ def qkv_program(
     for name in norms:
         out = p.value(f"{name}_normed", views[name].width) if apart else views[name]
         eps = q_eps if name == "q" else 1e-6
-        p.norm(out, views[name], weight=weight(p, 8), bias=weight(p, 8) if bias else -1, kind="rms", eps=eps, group=8)
+        size = views[name].width if own else 8
+        p.norm(out, views[name], weight=weight(p, size), bias=weight(p, 8) if bias else -1, kind="rms", eps=eps, group=8)
         views[name] = out
     if peek:
         p.activation(p.value("peek", 16), views["k"], None, kind="relu")
     for name in ropes:
-        p.rope(views[name], head_dim=8, table=k_table if name == "k" else 0)
+        p.rope(views[name], head_dim=8, table=k_table if name == "k" else 0, offset=offset)
     out = View(qkv.value, 0, 32) if back else p.value("out", 32)
     p.attention(out, views["q"], views["k"], views["k"] if shared_v else v, layer=layer, scale=1.0, **HEADS)
     p.output(p.value("copy", 32) if back else out)
@@ -392,6 +396,8 @@ def test_fuse_prepare_qkv(norms: str, ropes: str, apart: bool) -> None:
     [
         ({"q_eps": 1e-5}, ["linear", "norm", "norm", *JOINED[1:]]),
         ({"bias": True}, ["linear", "norm", "norm", *JOINED[1:]]),
+        ({"own": True}, ["linear", "norm", "norm", *JOINED[1:]]),
+        ({"offset": 4}, ["linear", "norm", "norm", "rope", "rope", *JOINED[1:]]),
         ({"k_table": 1}, ["linear", "norm", "norm", "rope", "rope", *JOINED[1:]]),
         ({"ropes": "q"}, ["linear", "norm", "rope", *JOINED[1:]]),
         ({"ropes": "q", "norms": "k"}, ["linear", "rope", *JOINED[1:]]),

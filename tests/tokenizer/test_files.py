@@ -28,7 +28,16 @@ SPECIALS = ("<|im_", "<s>", "{{")  # texts that hold special tokens or templates
 def texts() -> list[str]:
     lines = random.Random(0).sample(CORPUS, 150)
     own = [text for text in TEXTS if not any(special in text for special in SPECIALS)]
-    return [*own, *lines, " ".join(lines[:20]), "\n\n".join(lines[20:40]), "  two blanks", "end  ", " a \n b  \n\n c ", "ＦＵＬＬ ｗｉｄｔｈ ﬁ ½"]
+    return [
+        *own,
+        *lines,
+        " ".join(lines[:20]),
+        "\n\n".join(lines[20:40]),
+        "  two blanks",
+        "end  ",
+        " a \n b  \n\n c ",
+        "ＦＵＬＬ ｗｉｄｔｈ ﬁ ½",
+    ]
 
 
 def load(folder: Path, config: dict[str, Any] | None = None, **files: dict[str, Any]) -> Tokenizer:

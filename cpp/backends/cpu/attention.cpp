@@ -33,7 +33,8 @@ void AttentionPlan::add_row_blocks(const Batch& batch, int64_t rows) {
       block.tokens = std::min(block_tokens, end - token);
       block.first_key = token + shift;
       const int64_t oldest = form_.window ? std::max<int64_t>(0, block.first_key + 1 - form_.window) : 0;
-      const int64_t keys = step.tree.empty() ? block.first_key + block.tokens : step.kv_length[s];
+      const int64_t context = step.context.empty() ? 0 : step.context[s];
+      const int64_t keys = step.tree.empty() ? std::max(block.first_key + block.tokens, context) : step.kv_length[s];
       block.segment_begin = oldest / kSegmentTokens;
       block.segment_end = (keys + kSegmentTokens - 1) / kSegmentTokens;
       block.cost = static_cast<double>(block.tokens * form_.group) * static_cast<double>(keys - oldest) *
@@ -121,6 +122,7 @@ void AttentionPlan::run(ThreadPool& threads, const AttentionKernels& kernels, co
            .tree = step.tree.empty() ? nullptr : step.tree.data() + block.first_token,
            .first_new =
                step.kv_length[block.sequence] - (step.sequence_start[block.sequence + 1] - step.sequence_start[block.sequence]),
+           .context = step.context.empty() ? 0 : step.context[block.sequence],
            .kv_head = item.kv_head,
            .segment_begin = item.segment_begin,
            .segment_end = item.segment_end,

@@ -258,7 +258,7 @@ void attend_segment(const AttentionShape& shape, const AttentionItem& item, cons
       t.from[r] = shape.window ? greater(0, t.index[r] + 1 - shape.window) : 0;
       t.tree[r] = item.tree ? item.tree + token : nullptr;
       // Of the tokens that its sequence brings, a token of a tree sees up to the last whose bit is set.
-      t.to[r] = item.tree ? item.first_new + 64 - __builtin_clzll(item.tree[token] | 1) : t.index[r] + 1;
+      t.to[r] = item.tree ? item.first_new + 64 - __builtin_clzll(item.tree[token] | 1) : greater(t.index[r] + 1, item.context);
       t.slopes[r] = shape.slopes ? shape.slopes[head] : 0;
     }
     t.soft_cap = shape.soft_cap;
@@ -298,7 +298,7 @@ void attend_as(const AttentionShape& shape, const AttentionItem& item, float* sc
     for (int64_t i = 0; i < layer.head_dim; ++i) s.q[row * layer.head_dim + i] = from[i] * (shape.scale * kLog2E);
   }
 
-  int64_t keys = item.first_key + item.tokens;  // the end of those that any row sees
+  int64_t keys = greater(item.first_key + item.tokens, item.context);  // the end of those that any row sees
   if (item.tree)
     for (int64_t i = 0; i < item.tokens; ++i) keys = greater(keys, item.first_new + 64 - __builtin_clzll(item.tree[i] | 1));
   const int64_t oldest = shape.window ? greater(0, item.first_key + 1 - shape.window) : 0;

@@ -37,6 +37,7 @@ struct AttentionItem {
   const int32_t* pages;  // of the sequence
   const uint64_t* tree;  // (tokens) see Step::tree, or null
   int64_t first_new;     // K/V index of the first token that the sequence brings: bit 0 of `tree`
+  int64_t context;       // keys below this index every token sees
   int64_t kv_head;
   int64_t segment_begin, segment_end;
   float* partial;  // null: finish into `out`; else one segment's state goes here, see partial_floats

@@ -218,7 +218,7 @@ void CpuExecutable::run(const Rope& op) {
   const RopeTurns& turns = turns_[op.table];
   const int64_t row_stride = stride(op.x);
   over_rows(op.x, op.x.width, [&](int64_t first, int64_t count, int) {
-    kernels_.rope({.x = at(op.x) + first * row_stride,
+    kernels_.rope({.x = at(op.x) + first * row_stride + op.offset,
                    .stride = row_stride,
                    .rows = count,
                    .heads = op.x.width / op.head_dim,

@@ -66,22 +66,22 @@ void RopeTurns::stretch(int64_t length) {
 }
 
 void RopeTurns::prepare(const Step& step) {
+  const std::span<const int32_t> positions = table_.by_block ? step.block_positions : step.positions;
   int64_t last = -1;
-  for (const int32_t position : step.positions) {
+  for (const int32_t position : positions) {
     MAGA_CHECK(position >= 0 && position < kMaxPosition, "position ", position);
     last = std::max<int64_t>(last, position);
   }
   grow(last + 1);
-  for (int64_t t = 0; t < step.tokens(); ++t) tokens_[t] = rows_.data() + step.positions[t] * row_floats_;
+  for (int64_t t = 0; t < step.tokens(); ++t) tokens_[t] = rows_.data() + positions[t] * row_floats_;
   if (!table_.by_length()) return;
   for (int64_t s = 0; s < step.sequences(); ++s)
     for (int64_t t = step.sequence_start[s]; t < step.sequence_start[s + 1]; ++t) {
-      const int64_t prompt = step.prompt_length[s],
-                    length = table_.stepped ? prompt : std::max<int64_t>(prompt, step.positions[t] + 1);
+      const int64_t prompt = step.prompt_length[s], length = table_.stepped ? prompt : std::max<int64_t>(prompt, positions[t] + 1);
       if (length <= table_.max_positions) continue;
       stretch(length);
       float* row = stretched_.data() + t * row_floats_;
-      fill(stretched_freq_.data(), step.positions[t], row);
+      fill(stretched_freq_.data(), positions[t], row);
       tokens_[t] = row;
     }
 }

@@ -147,7 +147,7 @@ void AttentionPlan::plan(const Queue& queue, const DeviceStep& step, const Step*
     s.tokens = host->tokens();
     own = static_cast<int>(host->sequences());
     const auto tokens = [&](int i) { return host->sequence_start[i + 1] - host->sequence_start[i]; };
-    if (s.fa3 != nullptr && step.tree_mask == nullptr)
+    if (s.fa3 != nullptr && step.tree_mask == nullptr && step.context == nullptr)
       while (own > 0 && tokens(own - 1) >= kFa3Tokens) --own;
     s.fa3_run = own < host->sequences();
     if (s.fa3_run) s.fa3->plan(queue, *host, own);

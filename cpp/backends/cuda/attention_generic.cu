@@ -51,7 +51,8 @@ __global__ void __launch_bounds__(kWarps * 32) attention_generic_kernel(DeviceSt
   const int before = kv_length - tokens, limit = before + token - first + 1;
   const bool tree = step.tree_mask != nullptr && tokens <= kTreeTokens;
   const uint64_t tree_mask = tree ? step.tree_mask[token] : 0;
-  const int low = shape.window > 0 ? max(0, limit - static_cast<int>(shape.window)) : 0, high = tree ? kv_length : limit;
+  const int low = shape.window > 0 ? max(0, limit - static_cast<int>(shape.window)) : 0;
+  const int context = step.context != nullptr ? step.context[sequence] : 0, high = tree ? kv_length : max(limit, context);
   const KvLayer& layer = args.layer;
   const int kv_head = head / (shape.heads / shape.kv_heads);
   const K* k_head = static_cast<const K*>(layer.k) + kv_head * layer.k_head_stride;

@@ -78,7 +78,8 @@ struct MmaRows {
       const bool tree = args.tree_mask != nullptr && at.sequence.tokens <= kTreeTokens;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const int low = args.shape.window > 0 ? limit[r] - args.shape.window : 0, high = tree ? at.sequence.kv_length : limit[r];
+        const int low = args.shape.window > 0 ? limit[r] - args.shape.window : 0;
+        const int high = tree ? at.sequence.kv_length : max(limit[r], at.sequence.context);
 #pragma unroll
         for (int j = 0; j < S::kSlice / 8; ++j)
 #pragma unroll

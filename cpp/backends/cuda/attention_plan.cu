@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kThreads) attention_plan_kernel(DeviceStep ste
     // A warp adds up the tiles of one sequence.
     for (int i = warp; i < min(kThreads, args.sequences - base); i += kThreads / 32) {
       const int first = step.sequence_start[base + i], tokens = step.sequence_start[base + i + 1] - first;
-      const WorkSequence s{first, tokens, step.kv_length[base + i], 0};
+      const WorkSequence s{first, tokens, step.kv_length[base + i], 0, step.context ? step.context[base + i] : 0};
       int blocks = 0;
       if (tokens > 0 && (args.few.ctas == 0 || (tokens * args.shape.group > args.few.rows) == many)) {
         for (int tile = lane; tile < tiles_of(s, args.shape.group, list.rows); tile += 32)
@@ -64,7 +64,8 @@ __global__ void __launch_bounds__(kThreads) attention_plan_kernel(DeviceStep ste
     const int2 sum = scan({blocks > 0, blocks}, warp_sums);
     if (blocks > 0) {
       const int slot = done.x + sum.x - 1, first = step.sequence_start[i];
-      list.sequences[slot] = {first, step.sequence_start[i + 1] - first, step.kv_length[i], step.page_start[i]};
+      list.sequences[slot] = {first, step.sequence_start[i + 1] - first, step.kv_length[i], step.page_start[i],
+                              step.context ? step.context[i] : 0};
       list.before[slot] = done.y + sum.y - blocks;
     }
     if (threadIdx.x == kThreads - 1) warp_sums[0] = sum;

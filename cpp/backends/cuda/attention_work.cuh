@@ -16,6 +16,7 @@ constexpr int kTreeTokens = 64;  // a tree mask covers sequences that bring at m
 // The part of a sequence in a work list.
 struct WorkSequence {
   int first_token = 0, tokens = 0, kv_length = 0, page_start = 0;
+  int context = 0;  // keys below this one every token sees
 };
 
 // A place in a work list; `sequence` counts in the list.
@@ -66,8 +67,8 @@ __device__ inline TileKeys tile_keys(const WorkSequence& s, const WorkShape& sha
   const bool tree = shape.tree && s.tokens <= kTreeTokens;
   TileKeys keys;
   keys.low = shape.window > 0 ? max(0, before + first + 1 - shape.window) : 0;
-  keys.high = tree ? s.kv_length : before + last + 1;
-  keys.first_limit = tree ? before : before + first + 1;
+  keys.high = tree ? s.kv_length : max(before + last + 1, s.context);
+  keys.first_limit = tree ? before : max(before + first + 1, s.context);
   return keys;
 }
 

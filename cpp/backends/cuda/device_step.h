@@ -26,6 +26,8 @@ struct DeviceStep {
   // (tokens) or null: every token sees the tokens before it. Else bit i is set where the token sees the i-th token that its
   // sequence brings (what was in the pages before, it sees in any case); sequences that bring more than 64 tokens ignore it.
   const uint64_t* tree_mask = nullptr;
+  const int32_t* context = nullptr;          // (sequences) or null: the step has none
+  const int32_t* block_positions = nullptr;  // (tokens) or null: the program has no use for them
 };
 
 // The pages of one layer. Keys: pool + page * page_stride + head * head_stride + token * head_dim, in elements; values likewise.

@@ -20,7 +20,8 @@ int bucket_of(int64_t sequences) {
 
 // Each sequence brings one token, and every token needs its logits.
 bool is_decode(const Step& step) {
-  return step.tree.empty() && step.tokens() == step.sequences() && step.logit_rows.size() == step.ids.size() &&
+  return step.tree.empty() && step.context.empty() && step.tokens() == step.sequences() &&
+         step.logit_rows.size() == step.ids.size() &&
          std::adjacent_find(step.sequence_start.begin(), step.sequence_start.end()) == step.sequence_start.end();
 }
 
@@ -31,13 +32,15 @@ StepShape CudaExecutable::shape_of(const Step& step, int64_t draws) const {
   if (is_decode(step) && draws <= rows) {
     const int bucket = bucket_of(rows);
     if (bucket > 0 && bucket <= std::min({limits_.tokens, limits_.sequences, limits_.logit_rows}))
-      return {.tokens = bucket, .sequences = bucket, .rows = bucket, .draws = bucket};
+      return {.tokens = bucket, .sequences = bucket, .rows = bucket, .draws = bucket, .blocks = bounds_.by_block};
   }
   return {.tokens = static_cast<int>(step.tokens()),
           .sequences = static_cast<int>(step.sequences()),
           .rows = rows,
           .draws = static_cast<int>(draws),
-          .tree = !step.tree.empty()};
+          .tree = !step.tree.empty(),
+          .context = !step.context.empty(),
+          .blocks = bounds_.by_block};
 }
 
 void CudaExecutable::forward(const DeviceStep& step, const Step* host) {
@@ -50,6 +53,7 @@ void CudaExecutable::forward(const DeviceStep& step, const Step* host) {
                {.inv_freq = inv_freqs_[i].as<const float>(),
                 .rotary_dim = static_cast<int>(table.rotary_dim),
                 .multiplier = table.multiplier,
+                .positions = table.by_block ? step_.block_positions : step_.positions,
                 .theta = table.theta,
                 .dynamic_factor = table.dynamic_factor,
                 .stepped = table.stepped,
@@ -76,10 +80,12 @@ void CudaExecutable::capture_graphs() {
                      .page_start = none,
                      .pages = {},
                      .logit_rows = {},
-                     .tree = {}};
+                     .tree = {},
+                     .context = {},
+                     .block_positions = {}};
   for (const int bucket : kBuckets) {
     if (bucket > std::min({limits_.tokens, limits_.sequences, limits_.logit_rows})) break;
-    const StepShape shape{.tokens = bucket, .sequences = bucket, .rows = bucket, .draws = bucket};
+    const StepShape shape{.tokens = bucket, .sequences = bucket, .rows = bucket, .draws = bucket, .blocks = bounds_.by_block};
     staging_->stage(queue_, 0, shape, padding, {}, true);
     launch(shape, padding);
     MAGA_CUDA(cudaStreamSynchronize(stream_.get()));  // the next step is staged in the same memory
@@ -157,7 +163,9 @@ void CudaExecutable::run(const Step& step) {
                         .sequences = static_cast<int>(step.sequences()),
                         .rows = static_cast<int>(step.logit_rows.size()),
                         .draws = 0,
-                        .tree = !step.tree.empty()};
+                        .tree = !step.tree.empty(),
+                        .context = !step.context.empty(),
+                        .blocks = bounds_.by_block};
   staging_->stage(queue_, 0, shape, step, {}, page_bytes_ > 0);
   forward(staging_->step(shape), &step);
   MAGA_CUDA(cudaStreamSynchronize(stream_.get()));

@@ -204,7 +204,9 @@ void CudaExecutable::warm_up(int64_t budget) {
        .page_start = page_starts,
        .pages = pages,
        .logit_rows = rows,
-       .tree = {}});
+       .tree = {},
+       .context = {},
+       .block_positions = std::span(positions).first(tokens)});
 }
 
 int64_t CudaExecutable::pages_that_fit() const {

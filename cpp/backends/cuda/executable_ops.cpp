@@ -115,7 +115,7 @@ void CudaExecutable::run(const GatedLinear& op) {
 void CudaExecutable::run(const Rope& op) {
   const RopeTable& table = program_.rope_tables[op.table];
   rope(queue_, device_->compute,
-       {.x = matrix(op.x),
+       {.x = matrix({op.x.value, op.x.offset + op.offset, op.x.width}),
         .rows = rows(op.x),
         .heads = static_cast<int>(op.x.width / op.head_dim),
         .head_dim = static_cast<int>(op.head_dim),

@@ -77,6 +77,7 @@ struct RopeTableArgs {
   const float* inv_freq = nullptr;  // (rotary_dim / 2) device
   int rotary_dim = 0;
   float multiplier = 1;
+  const int32_t* positions = nullptr;  // (tokens) device
   // What changes with the length, see program/program.h; long_inv_freq (rotary_dim / 2) device, or null
   float theta = 0, dynamic_factor = 0;
   bool stepped = false;

@@ -115,7 +115,7 @@ void rope_turns(const Queue& queue, const DeviceStep& step, const RopeTableArgs&
   constexpr int kThreads = 128;
   const bool by_length = args.dynamic_factor > 0 || args.stepped || args.long_inv_freq;
   auto* kernel = by_length ? fill_turns<true> : fill_turns<false>;
-  launch(queue, kernel, dim3((pairs + kThreads - 1) / kThreads), dim3(kThreads), 0, args, step.positions, step.token_sequence,
+  launch(queue, kernel, dim3((pairs + kThreads - 1) / kThreads), dim3(kThreads), 0, args, args.positions, step.token_sequence,
          step.prompt_length, pairs);
 }
 

@@ -24,6 +24,8 @@ StepLayout::StepLayout(const StepShape& shape) {
   prompt_length = place(shape.sequences, sizeof(int32_t));
   page_start = place(shape.sequences + 1, sizeof(int32_t));
   logit_rows = place(shape.rows, sizeof(int32_t));
+  context = place(shape.context ? shape.sequences : 0, sizeof(int32_t));
+  block_positions = place(shape.blocks ? shape.tokens : 0, sizeof(int32_t));
   pages = end;
 }
 
@@ -32,7 +34,9 @@ Staging::Staging(const Limits& limits, int64_t page_ids) : page_tokens_(limits.p
                             .sequences = static_cast<int>(limits.sequences),
                             .rows = static_cast<int>(limits.logit_rows),
                             .draws = static_cast<int>(limits.logit_rows),
-                            .tree = true});
+                            .tree = true,
+                            .context = true,
+                            .blocks = true});
   for (PinnedMemory& memory : pinned_) memory = PinnedMemory(largest.bytes(page_ids), "steps");
   device_ = DeviceMemory(largest.bytes(page_ids), "steps");
 }
@@ -57,6 +61,8 @@ void Staging::stage(const Queue& queue, int slot, const StepShape& shape, const 
   put(layout.page_start, step.page_start, shape.sequences + 1, static_cast<int32_t>(page_ids));
   put(layout.logit_rows, step.logit_rows, shape.rows, 0);
   put(layout.pages, step.pages, page_ids, 0);
+  if (shape.context) put(layout.context, step.context, shape.sequences, 0);
+  if (shape.blocks) put(layout.block_positions, step.block_positions, shape.tokens, 0);
 
   std::copy(step.tree.begin(), step.tree.end(), reinterpret_cast<uint64_t*>(base + layout.tree));
   auto* to_draws = reinterpret_cast<Draw*>(base + layout.draws);
@@ -95,7 +101,9 @@ DeviceStep Staging::step(const StepShape& shape) const {
           .slots = reinterpret_cast<const int64_t*>(device_.data() + layout.slots),
           .token_sequence = array(layout.token_sequence),
           .logit_rows = array(layout.logit_rows),
-          .tree_mask = shape.tree ? reinterpret_cast<const uint64_t*>(device_.data() + layout.tree) : nullptr};
+          .tree_mask = shape.tree ? reinterpret_cast<const uint64_t*>(device_.data() + layout.tree) : nullptr,
+          .context = shape.context ? array(layout.context) : nullptr,
+          .block_positions = shape.blocks ? array(layout.block_positions) : nullptr};
 }
 
 const Draw* Staging::draws(const StepShape& shape) const {

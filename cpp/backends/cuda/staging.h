@@ -13,14 +13,14 @@ namespace maga::cuda {
 // Rows of a launch. In a captured graph they are fixed, and what a step leaves unused is padding.
 struct StepShape {
   int tokens = 0, sequences = 0, rows = 0, draws = 0;
-  bool tree = false;
+  bool tree = false, context = false, blocks = false;  // which of the arrays that few steps have
 };
 
 // Where the arrays of a step lie, in bytes. Page ids come last, as their number changes from step to step.
 struct StepLayout {
   explicit StepLayout(const StepShape& shape);
   int64_t slots, tree, draws, ids, positions, token_sequence, sequence_start, kv_length, prompt_length, page_start, logit_rows,
-      pages;
+      context, block_positions, pages;
   int64_t bytes(int64_t page_ids) const { return pages + page_ids * static_cast<int64_t>(sizeof(int32_t)); }
 };
 

@@ -132,6 +132,14 @@ class ReferenceExecutable : public Executable {
     }
     for (const int32_t page : step.pages) MAGA_REQUIRE(page >= 0 && page < limits_.pages, "page ", page, " of ", limits_.pages);
     for (const int32_t row : step.logit_rows) MAGA_REQUIRE(row >= 0 && row < tokens, "logit row ", row, " of ", tokens, " tokens");
+    for (const RopeTable& table : machine_.program.rope_tables)
+      MAGA_REQUIRE(!table.by_block || static_cast<int64_t>(step.block_positions.size()) == tokens, step.block_positions.size(),
+                   " block positions for ", tokens, " tokens");
+    MAGA_REQUIRE(step.context.empty() || static_cast<int64_t>(step.context.size()) == sequences, step.context.size(),
+                 " contexts for ", sequences, " sequences");
+    for (int64_t s = 0; !step.context.empty() && s < sequences; ++s)
+      MAGA_REQUIRE(step.context[s] >= 0 && step.context[s] <= step.kv_length[s], "a context of ", step.context[s],
+                   " tokens at a K/V length of ", step.kv_length[s]);
     if (const int64_t rows = machine_.program.table_positions())
       for (const int32_t position : step.positions)
         MAGA_REQUIRE(position >= 0 && position < rows, "position ", position, " of ", rows);

@@ -93,16 +93,16 @@ float frequency(const RopeTable& table, int64_t i, int64_t prompt, int64_t posit
   return static_cast<float>(std::pow(base, -2.0 * static_cast<double>(i) / r));
 }
 
-void rope(Columns x, int64_t head_dim, const RopeTable& table, const Step& step) {
+void rope(Columns x, int64_t head_dim, int64_t offset, const RopeTable& table, const Step& step) {
   const int64_t half = table.rotary_dim / 2;
   for_each_token(step, [&](int64_t s, int64_t t, int64_t) {
-    const int64_t position = step.positions[t];
+    const int64_t position = (table.by_block ? step.block_positions : step.positions)[t];
     const int64_t prompt = step.prompt_length.empty() ? 0 : step.prompt_length[s];
     for (int64_t i = 0; i < half; ++i) {
       // An fp32 product, as models are trained with it: at position 10000 its rounding already moves the angle by up to 5e-4.
       const double angle = static_cast<float>(position) * frequency(table, i, prompt, position);
       const double cosine = std::cos(angle) * table.multiplier, sine = std::sin(angle) * table.multiplier;
-      for (int64_t head = 0; head < x.width; head += head_dim) {
+      for (int64_t head = offset; head < x.width; head += head_dim) {
         double& first = x.at(t, head + (table.interleaved ? 2 * i : i));
         double& second = x.at(t, head + (table.interleaved ? 2 * i + 1 : i + half));
         const double a = first, b = second;
@@ -129,6 +129,7 @@ struct AttentionExtras {
 // Whether token t, the `index`-th of its sequence, sees the key of index j.
 bool sees(const Step& step, int64_t s, int64_t t, int64_t index, int64_t j) {
   const int64_t first_new = step.kv_length[s] - (step.sequence_start[s + 1] - step.sequence_start[s]);
+  if (!step.context.empty() && j < step.context[s]) return true;
   return step.tree.empty() || j < first_new ? j <= index : (step.tree[t] >> (j - first_new) & 1) != 0;
 }
 
@@ -137,7 +138,7 @@ void attend(LayerPages& layer, const Attention& op, const AttentionExtras& extra
   std::vector<double> weights;
   for_each_token(step, [&](int64_t s, int64_t t, int64_t index) {
     const int64_t first = op.window == 0 ? 0 : std::max<int64_t>(0, index - op.window + 1);
-    const int64_t end = step.tree.empty() ? index + 1 : step.kv_length[s];
+    const int64_t end = step.tree.empty() && step.context.empty() ? index + 1 : step.kv_length[s];
     for (int64_t head = 0; head < op.heads; ++head) {
       const int64_t kv_head = head / (op.heads / op.kv_heads);
       weights.clear();
@@ -236,7 +237,7 @@ struct Runner {
     add(rows, m.columns(op.out), product.columns, m.columns(op.residual));
   }
 
-  void operator()(const Rope& op) const { rope(m.columns(op.x), op.head_dim, m.program.rope_tables[op.table], step); }
+  void operator()(const Rope& op) const { rope(m.columns(op.x), op.head_dim, op.offset, m.program.rope_tables[op.table], step); }
 
   void operator()(const Attention& op) const {
     if (op.k) write_pages(m.layers[op.layer], m.columns(op.k), m.columns(op.v), step);
@@ -272,7 +273,7 @@ struct Runner {
     if (op.q_norm != kNone) norm(rows, q, q, m.weight(op.q_norm), nullptr, options);
     if (op.k_norm != kNone) norm(rows, k.columns, k.columns, m.weight(op.k_norm), nullptr, options);
     if (op.rope_table != kNone)
-      for (const Columns& x : {q, k.columns}) rope(x, op.head_dim, m.program.rope_tables[op.rope_table], step);
+      for (const Columns& x : {q, k.columns}) rope(x, op.head_dim, 0, m.program.rope_tables[op.rope_table], step);
     write_pages(m.layers[op.layer], k.columns, m.columns(op.v), step);
   }
 };

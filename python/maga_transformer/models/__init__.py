@@ -8,6 +8,7 @@ from maga_transformer.checkpoint.gguf_config import ARCHITECTURES
 from maga_transformer.models.baichuan import Baichuan, Baichuan2
 from maga_transformer.models.bloom import Bloom
 from maga_transformer.models.chatglm import ChatGlm, ChatGlm2, ChatGlm3, Glm, Glm4
+from maga_transformer.models.chatglm1 import ChatGlm1
 from maga_transformer.models.cohere import Cohere, Cohere2
 from maga_transformer.models.falcon import Falcon
 from maga_transformer.models.family import Family
@@ -44,6 +45,7 @@ _FAMILIES: tuple[type[Family], ...] = (
     Baichuan2,
     Bloom,
     ChatGlm,
+    ChatGlm1,
     ChatGlm2,
     ChatGlm3,
     Cohere,
@@ -104,10 +106,11 @@ def _choose(checkpoint: Checkpoint, model_type: str | None) -> type[Family]:
             name = architectures[0] if architectures else checkpoint.config.get("model_type")
             valid = f"of GGUF: {', '.join(ARCHITECTURES)}" if isinstance(checkpoint, GgufCheckpoint) else f"model types: {types}"
             raise ValueError(f"{checkpoint.path}: architecture {name!r} is not supported{_near(str(name))} ({valid})")
-        return found
+        return found.of(checkpoint)
     if model_type not in known:
         raise ValueError(f"model type {model_type!r} is not known{_near(model_type)} (model types: {types})")
-    wanted = known[model_type]
+    wanted = known[model_type].of(checkpoint)
+    found = None if found is None else found.of(checkpoint)
     if found in wanted.__bases__ and not wanted.architectures:
         return wanted  # one of several models that share an architecture's name
     if found is not None and found is not wanted and not issubclass(found, wanted):

@@ -146,8 +146,8 @@ class Builder:
         """(tokens, heads * head_dim), and keys and values (tokens, kv_heads * head_dim)."""
         return self.linears(x, [f"{module}.{name}_proj" for name in "qkv"], widths=heads.widths(), bias=bias)
 
-    def rope(self, views: Sequence[View], rope: Rope, head_dim: int) -> None:
-        """Rotates in place."""
+    def rope(self, views: Sequence[View], rope: Rope, head_dim: int, *, offset: int = 0) -> None:
+        """Rotates in place, from column `offset` of each head on."""
         if id(rope) not in self._rope_tables:
             self._rope_tables[id(rope)] = self.program.rope_table(
                 rope.rotary_dim,
@@ -155,13 +155,14 @@ class Builder:
                 interleaved=rope.interleaved,
                 multiplier=rope.multiplier,
                 theta=rope.theta,
+                by_block=rope.by_block,
                 dynamic_factor=rope.dynamic_factor,
                 stepped=rope.stepped,
                 long_inv_freq=rope.long_inv_freq,
                 max_positions=rope.max_positions,
             )
         for view in views:
-            self.program.rope(view, head_dim=head_dim, table=self._rope_tables[id(rope)])
+            self.program.rope(view, head_dim=head_dim, table=self._rope_tables[id(rope)], offset=offset)
 
     def attention(
         self,

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from maga_transformer._core import View
 from maga_transformer.checkpoint import Checkpoint
 from maga_transformer.models.builder import Builder
+from maga_transformer.models.chatglm1 import ChatGlm1
 from maga_transformer.models.family import Family
 from maga_transformer.models.phi3 import Phi3
 from maga_transformer.models.rope import Rope, read_rope
@@ -68,9 +69,11 @@ class ChatGlm(Family):
     final_norm = "transformer.encoder.final_layernorm"
     head = "transformer.output_layer.weight"
 
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> type[Family]:
+        return cls if checkpoint.config.get("position_encoding_2d") is None else ChatGlm1
+
     def __init__(self, checkpoint: Checkpoint) -> None:
-        if checkpoint.config.get("position_encoding_2d") is not None:
-            raise ValueError(f"{checkpoint.path}: config key position_encoding_2d: ChatGLM-6B (the first) is not supported")
         super().__init__(checkpoint)
         for key in ("rmsnorm", "post_layer_norm"):
             self.config.require(key, True)

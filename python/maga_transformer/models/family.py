@@ -51,6 +51,11 @@ class Family(ABC):
         self.rope: Rope | None = None if self.uses_alibi() else self.read_rope()
         self.alibi: Sequence[float] | None = self.alibi_slopes() if self.uses_alibi() else None
 
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> "type[Family]":
+        """The class for a checkpoint: a family whose architecture's name stands for several kinds of models chooses."""
+        return cls
+
     @abstractmethod
     def layer(self, b: Builder, x: View, i: int) -> View:
         """Appends layer `i` to the program; x and the result are (tokens, hidden)."""

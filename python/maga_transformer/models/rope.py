@@ -45,6 +45,7 @@ class Rope:
     max_positions: int
     extended_positions: int
     interleaved: bool = False
+    by_block: bool = False  # by block positions, of ChatGLM-6B
     stepped: bool = False
     long_inv_freq: tuple[float, ...] = ()
 
