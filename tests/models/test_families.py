@@ -163,9 +163,11 @@ def test_unsupported_values_are_named(kind: str, tmp_path: Path) -> None:
 
 
 def test_internlm_with_a_rotary_key(tmp_path: Path) -> None:
-    internlm(tmp_path)
-    edit_config(tmp_path, rotary={"base": 10000, "type": "dynamic"})
-    with pytest.raises(ValueError, match=r"config key rotary is .*'dynamic'"):
+    expected = internlm(tmp_path)
+    edit_config(tmp_path, rope_parameters=None, rotary={"base": 10000, "type": "dynamic"})
+    check(expected, tmp_path, _core.reference_backend())
+    edit_config(tmp_path, rotary={"base": 10000, "type": "spiral"})
+    with pytest.raises(ValueError, match=r"config key rotary is .*'spiral'.*, expected an object with type origin or dynamic"):
         build_program(open_checkpoint(str(tmp_path)))
 
 

@@ -5,11 +5,12 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from maga_transformer._core import View
-from maga_transformer.checkpoint import Checkpoint
 from maga_transformer.models.builder import Builder
+from maga_transformer.models.config import positive_number
 from maga_transformer.models.family import Family
 from maga_transformer.models.irregular import LayerTensors
 from maga_transformer.models.llama import Llama
+from maga_transformer.models.rope import Rope, read_rope
 
 
 class InternLM(Llama):
@@ -18,9 +19,14 @@ class InternLM(Llama):
     spellings: ClassVar[Mapping[str, str]] = MappingProxyType({"attention_bias": "bias"})
     defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({"attention_bias": True})
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        super().__init__(checkpoint)
-        self.config.require("rotary", {"base": 10000, "type": "origin"})  # of the 8k chat model: dynamic, in its own way
+    def read_rope(self) -> Rope:
+        """`rotary` of the 8k chat model is dynamic with a factor of 1: plain, up to where the context ends."""
+        rotary = self.config.get("rotary")
+        if rotary is None:
+            return read_rope(self.config, self.heads.head_dim)
+        if not isinstance(rotary, dict) or rotary.get("type") not in ("origin", "dynamic") or rotary.get("scaling_factor", 1) != 1:
+            raise self.config.error("rotary", rotary, "an object with type origin or dynamic, and no scaling_factor beside 1")
+        return read_rope(self.config, self.heads.head_dim, theta=positive_number(self.config, "rotary.base", rotary.get("base")))
 
 
 class InternLM2(Family):
