@@ -35,24 +35,6 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
                  : "memory");
 }
 
-// Clusters: the same address in another CTA, and an arrival there.
-__device__ __forceinline__ uint32_t cluster_rank() {
-  uint32_t rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-__device__ __forceinline__ uint32_t address_in(uint32_t rank, uint32_t address) {
-  uint32_t there;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
-  return there;
-}
-__device__ __forceinline__ void barrier_arrive_there(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-__device__ __forceinline__ void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release;\n barrier.cluster.wait.acquire;" ::: "memory");
-}
-
 // L2 policies, as createpolicy.fractional makes them for a fraction of 1.
 constexpr uint64_t kEvictNormal = 0x1000000000000000ull;
 constexpr uint64_t kEvictFirst = 0x12F0000000000000ull;
@@ -74,15 +56,6 @@ __device__ __forceinline__ void copy_4d(uint32_t to, const CUtensorMap* map, int
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
       "[%0], [%1, {%2, %3, %3, %4}], [%5], %6;" ::"r"(to),
       "l"(map), "r"(c0), "r"(0), "r"(c3), "r"(barrier), "l"(policy)
-      : "memory");
-}
-// The same to each CTA of the cluster in `ctas`, a bit each: to the same address, counted by the same barrier of that CTA.
-__device__ __forceinline__ void copy_2d_to_all(uint32_t to, const CUtensorMap* map, int c0, int c1, uint32_t barrier, uint16_t ctas,
-                                               uint64_t policy) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint "
-      "[%0], [%1, {%2, %3}], [%4], %5, %6;" ::"r"(to),
-      "l"(map), "r"(c0), "r"(c1), "r"(barrier), "h"(ctas), "l"(policy)
       : "memory");
 }
 // Coordinates (c0, 0, 0, c3, c4).
