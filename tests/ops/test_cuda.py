@@ -115,7 +115,8 @@ def test_program_without_fusion_is_reference(compute: str, shape: Shape) -> None
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape.experts], ids=str)
 @pytest.mark.parametrize("compute", COMPUTE)
 def test_experts_in_graphs(compute: str, shape: Shape) -> None:
-    """Three sequences run in the graph of four, again and again, over other experts than those of the steps between."""
+    """Three sequences run in the graph of four, again and again, over other experts than those of the steps between. Other kernels
+    may do the linears of a graph's batch, so it is near to what they give one by one, and to itself the same."""
     model = Model(card(compute), *transformer(shape), kv_dtype=compute)
     model.logits(at_once())
     spans = [[(0, 44, 45), (2, 15, 16), (3, 32, 33)], [(4, 6, 7)], [(4, 5, 6), (3, 20, 21), (0, 30, 31), (2, 3, 4)]]
@@ -124,11 +125,16 @@ def test_experts_in_graphs(compute: str, shape: Shape) -> None:
     for step in steps:
         model.executable.run(**step)
         want.append(model.executable.logits())
-    for _ in range(3):
-        for step, logits in zip(steps, want, strict=True):
-            model.executable.enqueue([_core.Draw(row=row) for row in range(len(step["ids"]))], **step)
-            model.executable.collect()
-            np.testing.assert_array_equal(model.executable.logits(), logits)
+    first: list[np.ndarray] = []
+    for i in range(3 * len(steps)):
+        step = steps[i % len(steps)]
+        model.executable.enqueue([_core.Draw(row=row) for row in range(len(step["ids"]))], **step)
+        model.executable.collect()
+        got = model.executable.logits()
+        if i < len(steps):
+            assert_close({0: got}, {0: want[i]}, PROGRAM_TOLERANCE[compute])
+            first.append(got)
+        np.testing.assert_array_equal(got, first[i % len(steps)])
 
 
 @pytest.mark.parametrize("compute", COMPUTE)

@@ -30,8 +30,7 @@ MoeConfig choose(const MoeGemmArgs& args, int rows, int sms) {
     const bool fits = config.slots >= 1.5 * slots || config.slots == 128;
     if (!fits || (best && best->slots != config.slots)) continue;
     // By SMs: two CTAs that share one also share its part of the bandwidth.
-    const double rounds =
-        touched * divide_up(rows, config.rows * config.pair) * config.pair * std::ceil(slots / config.slots) / sms;
+    const double rounds = touched * divide_up(rows, config.rows) * std::ceil(slots / config.slots) / sms;
     const double used = rounds / std::ceil(rounds - 1e-9);
     if (used > best_used * (best ? 1.05 : 1)) best = &config, best_used = used;
   }
@@ -104,9 +103,9 @@ void MoeGemm::run_tiles(const Queue& queue, const MoeGemmArgs& args) {
                               .first = args.gated,
                               .gated = args.gated,
                               .gating = args.gating};
-  const int ctas = config.slots <= 64 ? 2 * sms_ : sms_ / config.pair * config.pair;
+  const int ctas = config.slots <= 64 ? 2 * sms_ : sms_;
   launch(queue, kernel, dim3(ctas), dim3(128 * config.groups + 64), fixed_bytes(config) + stages * step_bytes(config), arguments,
-         weight_map(type_, args, config.rows), slot_map(type_, args, config.slots / config.pair));
+         weight_map(type_, args, config.rows), slot_map(type_, args, config.slots));
 }
 
 }  // namespace maga::cuda

@@ -1,7 +1,6 @@
 // The tiles of moe_gemm.h on Hopper. Weights are the 64-row side of wgmma and slots its other side, so that few tokens cost few
 // columns. Per CTA: one thread brings weights, one brings slots, kGroups warpgroups multiply; CTAs take tiles in turn, and the ring
-// in shared memory runs on from one to the next. With many slots, where the L2 would be the limit, CTAs work in pairs (clusters of
-// two) on neighbouring rows of a weight: each brings half of the slots, for both.
+// in shared memory runs on from one to the next.
 //
 // Ring step: boxes of (kRows weight rows | kSlots slots) x 64 columns, 128-byte swizzle. Of a gated linear the rows alternate
 // between eight of the gate and eight of up, so that one thread holds both halves of an output.
@@ -12,12 +11,6 @@
 #include "backends/cuda/moe_gating.cuh"
 #include "backends/cuda/moe_gemm_args.h"
 #include "backends/cuda/moe_tiles.cuh"
-
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-#define MAGA_CLUSTER(ctas) __cluster_dims__(ctas)
-#else  // where the kernel has no body, and clusters are unknown
-#define MAGA_CLUSTER(ctas)
-#endif
 
 namespace maga::cuda {
 
@@ -83,8 +76,8 @@ __device__ __forceinline__ void store_slots(const MoeTileArgs& a, const float (&
   }
 }
 
-template <typename T, int kSlots, int kRows, int kGroups, int kBoxes, int kPair>
-__global__ void MAGA_CLUSTER(kPair) __launch_bounds__(128 * kGroups + 64, kSlots <= 64 ? 2 : 1)
+template <typename T, int kSlots, int kRows, int kGroups, int kBoxes>
+__global__ void __launch_bounds__(128 * kGroups + 64, kSlots <= 64 ? 2 : 1)
     moe_gemm(const MoeTileArgs a, const __grid_constant__ CUtensorMap weight_map, const __grid_constant__ CUtensorMap slot_map) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using namespace hopper;
@@ -102,7 +95,7 @@ __global__ void MAGA_CLUSTER(kPair) __launch_bounds__(128 * kGroups + 64, kSlots
     for (int place = 0; place < a.stages; ++place) {
       barrier_init(weights_there(place), 1);
       barrier_init(slots_there(place), 1);
-      barrier_init(read(place), 4 * kGroups * kPair);
+      barrier_init(read(place), 4 * kGroups);
     }
     barrier_init_fence();
     prefetch_map(&weight_map);
@@ -112,19 +105,17 @@ __global__ void MAGA_CLUSTER(kPair) __launch_bounds__(128 * kGroups + 64, kSlots
   // weights while the first ends.
   if (a.first) wait_for_previous();
   allow_next();
-  const int units = ((a.rows + kRows - 1) / kRows + kPair - 1) / kPair;  // of a weight's rows, one tile for each CTA of a pair
-  tiles.build(a.counts, a.experts, kSlots, units);
+  const int row_tiles = (a.rows + kRows - 1) / kRows;
+  tiles.build(a.counts, a.experts, kSlots, row_tiles);
   __syncthreads();
-  if constexpr (kPair > 1) cluster_sync();
-  const int rank = kPair > 1 ? cluster_rank() : 0;
 
   if (warp == 4 * kGroups && lane == 0) {  // weights
     MoeTile tile{};
     int place = 0, phase = 1;
     bool full = false;
-    for (int index = blockIdx.x / kPair; index < tiles.first_tile[a.experts]; index += gridDim.x / kPair) {
-      tile = tiles.at(index, tile.expert, kSlots, units);
-      const int row = (tile.row_tile * kPair + rank) * kRows / (a.gated ? 16 : 8);
+    for (int index = blockIdx.x; index < tiles.first_tile[a.experts]; index += gridDim.x) {
+      tile = tiles.at(index, tile.expert, kSlots, row_tiles);
+      const int row = tile.row_tile * kRows / (a.gated ? 16 : 8);
       for (int step = 0; step < a.steps; ++step) {
         if (full) barrier_wait(read(place), phase);
         barrier_expect(weights_there(place), kRows * 128 * kBoxes);
@@ -140,37 +131,24 @@ __global__ void MAGA_CLUSTER(kPair) __launch_bounds__(128 * kGroups + 64, kSlots
     MoeTile tile{};
     int place = 0, phase = 1;
     bool full = false;
-    for (int index = blockIdx.x / kPair; index < tiles.first_tile[a.experts]; index += gridDim.x / kPair) {
-      tile = tiles.at(index, tile.expert, kSlots, units);
+    for (int index = blockIdx.x; index < tiles.first_tile[a.experts]; index += gridDim.x) {
+      tile = tiles.at(index, tile.expert, kSlots, row_tiles);
       for (int step = 0; step < a.steps; ++step) {
         if (full) barrier_wait(read(place), phase);
         barrier_expect(slots_there(place), kSlots * 128 * kBoxes);
 #pragma unroll
-        for (int b = 0; b < kBoxes; ++b) {
-          const uint32_t to = ring + place * kStep + b * kBox + kRows * 128;
-          const int column = (step * kBoxes + b) * 64;
-          if constexpr (kPair > 1)
-            copy_2d_to_all(to + rank * (kSlots / kPair * 128), &slot_map, column, tile.slot + rank * (kSlots / kPair),
-                           slots_there(place), (1 << kPair) - 1, kEvictLast);
-          else
-            copy_2d(to, &slot_map, column, tile.slot, slots_there(place), kEvictLast);
-        }
+        for (int b = 0; b < kBoxes; ++b)
+          copy_2d(ring + place * kStep + b * kBox + kRows * 128, &slot_map, (step * kBoxes + b) * 64, tile.slot, slots_there(place),
+                  kEvictLast);
         if (++place == a.stages) place = 0, phase ^= 1, full = true;
       }
     }
   } else if (warp < 4 * kGroups) {
-    auto release = [&](int place) {  // both CTAs of a pair write into both rings
-      if (lane >= kPair) return;
-      if constexpr (kPair > 1)
-        barrier_arrive_there(address_in(lane, read(place)));
-      else
-        barrier_arrive(read(place));
-    };
     const int group = warp / 4;
     MoeTile tile{};
     int place = 0, phase = 0;
     wait_for_previous();  // which may still read what we write
-    for (int index = blockIdx.x / kPair; index < tiles.first_tile[a.experts]; index += gridDim.x / kPair) {
+    for (int index = blockIdx.x; index < tiles.first_tile[a.experts]; index += gridDim.x) {
       float sums[kTiles][kSlots / 2];
       int before = -1;
       for (int step = 0; step < a.steps; ++step) {
@@ -189,25 +167,21 @@ __global__ void MAGA_CLUSTER(kPair) __launch_bounds__(128 * kGroups + 64, kSlots
         }
         wgmma_commit();
         wgmma_wait<1>();  // the step before has been read
-        if (before >= 0) release(before);
+        if (before >= 0 && lane == 0) barrier_arrive(read(before));
         before = place;
         if (++place == a.stages) place = 0, phase ^= 1;
       }
       wgmma_wait<0>();
-      release(before);
-      tile = tiles.at(index, tile.expert, kSlots, units);
+      if (lane == 0) barrier_arrive(read(before));
+      tile = tiles.at(index, tile.expert, kSlots, row_tiles);
       const int in_cta = group * kTiles * 64 + warp % 4 * 16;
       const uint32_t staging = ring + a.stages * kStep + warp * moe_staging_bytes(kSlots);
 #pragma unroll
       for (int r = 0; r < kTiles; ++r) {
-        const int row = (tile.row_tile * kPair + rank) * kRows + in_cta + r * 64;
+        const int row = tile.row_tile * kRows + in_cta + r * 64;
         if (in_cta + r * 64 < kRows && row < a.rows) store_slots<T, kSlots>(a, sums[r], tile, row, staging);
       }
     }
-  }
-  if constexpr (kPair > 1) {  // the other CTA may still write into this one
-    __syncwarp();
-    cluster_sync();
   }
 #endif
 }
@@ -216,14 +190,11 @@ template <typename T>
 MoeKernel moe_kernel(const MoeConfig& config) {
   MoeKernel kernel = nullptr;
   [&]<size_t... kIndex>(std::index_sequence<kIndex...>) {
-    (..., (config == kMoeConfigs[kIndex]
-               ? void(kernel = moe_gemm<T, kMoeConfigs[kIndex].slots, kMoeConfigs[kIndex].rows, kMoeConfigs[kIndex].groups,
-                                        kMoeConfigs[kIndex].boxes, kMoeConfigs[kIndex].pair>)
-               : void()));
+    (..., (config == kMoeConfigs[kIndex] ? void(kernel = moe_gemm<T, kMoeConfigs[kIndex].slots, kMoeConfigs[kIndex].rows,
+                                                                  kMoeConfigs[kIndex].groups, kMoeConfigs[kIndex].boxes>)
+                                         : void()));
   }(std::make_index_sequence<std::size(kMoeConfigs)>());
   return kernel;
 }
 
 }  // namespace maga::cuda
-
-#undef MAGA_CLUSTER

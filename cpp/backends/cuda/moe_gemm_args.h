@@ -25,11 +25,10 @@ struct MoeConfig {
   int slots, rows;  // of a tile
   int groups;       // warpgroups
   int boxes;        // of 64 columns, a ring step
-  int pair;         // CTAs that share slots: 1 or 2
   bool operator==(const MoeConfig&) const = default;
 };
-constexpr MoeConfig kMoeConfigs[] = {{8, 128, 2, 1, 1},  {8, 64, 1, 2, 1},   {8, 32, 1, 2, 1},   {16, 128, 2, 1, 1},
-                                     {32, 128, 2, 1, 1}, {64, 128, 2, 1, 1}, {128, 256, 2, 1, 2}};
+constexpr MoeConfig kMoeConfigs[] = {{8, 128, 2, 1},  {8, 64, 1, 2},   {8, 32, 1, 2},   {16, 128, 2, 1},
+                                     {32, 128, 2, 1}, {64, 128, 2, 1}, {128, 256, 2, 1}};
 
 constexpr int kMoeHeader = 1024;  // barriers, 32 bytes a stage
 constexpr int kMoeMostStages = kMoeHeader / 32;
