@@ -74,6 +74,7 @@ double activate(ActivationKind kind, double x) {
     case ActivationKind::gelu: return 0.5 * x * std::erfc(-x / std::sqrt(2.0));
     case ActivationKind::gelu_tanh: return 0.5 * x * (1 + std::tanh(std::sqrt(2 / std::acos(-1.0)) * (x + 0.044715 * x * x * x)));
     case ActivationKind::relu: return std::max(x, 0.0);
+    case ActivationKind::relu2: return std::max(x, 0.0) * std::max(x, 0.0);
   }
   return x;
 }
