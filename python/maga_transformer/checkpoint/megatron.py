@@ -73,7 +73,7 @@ def _distributed(folder: Path) -> RankFile:
         name = re.sub(r"\.linear_fc1\.(weight|bias)_v$", r".w1.\1", name)
         if name.startswith(("optimizer", "rng_state", "chained_")) or "_extra_state" in name:
             continue
-        if name.startswith("layers.") and not name.split(".")[1].isdigit():
+        if tensor.shape and name.startswith("layers.") and not name.split(".")[1].isdigit():
             rest = name.removeprefix("layers.")
             found |= {f"layers.{i}.{rest}": tensor.layer(i) for i in range(tensor.shape[0])}
         else:

@@ -53,6 +53,8 @@ class DistributedTensor:
     def layer(self, i: int) -> Shard:
         """Of a stack: the chunks of other layers stay unread."""
         own = tuple(chunk for chunk in self.chunks if chunk.offsets[0] <= i < chunk.offsets[0] + chunk.shape[0])
+        if not own:
+            raise ValueError(f"{self.chunks[0].path}: no chunk of {self.name} holds layer {i}")
         inside = tuple(replace(chunk, offsets=chunk.offsets[1:], row=i - chunk.offsets[0]) for chunk in own)
         return self._shard(self.shape[1:], inside)
 
@@ -116,7 +118,9 @@ def _tensor(
         if place is None or not fits:
             raise ValueError(f"{path}: the chunk of {name} at {offsets}, of {sizes}, has no place in {shape} or in a file")
         chunks.append(_chunk(name, offsets, sizes, place, folder, maps))
-    if not chunks or sum(math.prod(chunk.shape) for chunk in chunks) != math.prod(shape):
+        if math.prod(sizes) * element.numpy.itemsize > chunks[-1].size:
+            raise ValueError(f"{chunks[-1].path}: {chunks[-1].size} bytes cannot hold the chunk of {name} of shape {sizes}")
+    if not chunks or 0 in shape or sum(math.prod(chunk.shape) for chunk in chunks) != math.prod(shape):
         raise ValueError(f"{path}: the chunks of tensor {name} do not make its shape {shape}")
     return DistributedTensor(name, element, shape, tuple(chunks))
 
