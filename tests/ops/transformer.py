@@ -71,9 +71,8 @@ def transformer(shape: Shape, *, every_value: bool = False, seed: int = 0) -> tu
         return out
 
     def mixture(x: View, name: str) -> View:
-        # Logits far apart: an expert that is chosen only in one of two types has little weight.
         logits, out = value(f"{name}.logits", shape.experts), value(name, shape.hidden)
-        program.linear(logits, x, weight=p.weight(dense(rng, (shape.experts, x.width), deviation=6 * x.width**-0.5)))
+        program.linear(logits, x, weight=p.weight(dense(rng, (shape.experts, x.width), deviation=2 * x.width**-0.5)))
         weights = {
             "gate_up": p.weight(stack(rng, shape.experts, 2 * shape.mlp, x.width, shape.form)),
             "down": p.weight(stack(rng, shape.experts, shape.hidden, shape.mlp, shape.form)),
