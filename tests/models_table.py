@@ -12,21 +12,24 @@ from maga_transformer.models import families
 FILE = Path(__file__).parents[1] / "docs" / "models.md"
 HEAD = """# Models
 
-`MODEL_TYPE` is read from the checkpoint; set it where a file does not say enough. Each case is a tiny random model whose logits are
-those of transformers, or of a model of transformers re-laid under the family's names (tests/tiny_families.py): as a whole prompt, in
-chunks, decoded, and beside other sequences, in double precision and on the CPU's kernels. Embedding and scoring models are in
+`MODEL_TYPE` is read from the checkpoint; set it where a file does not say enough. Each case is a tiny random model whose logits
+are those of transformers, or of a model of transformers re-laid under the family's names (tests/tiny_families.py): as a whole prompt,
+in chunks, decoded, and beside other sequences, in double precision and on the CPU's kernels. Embedding and scoring models are in
 tests/tiny_embedders.py.
 
 | MODEL_TYPE | also | architectures | GGUF | cases |
 |---|---|---|---|---|
 """
-# Families whose cases are elsewhere: tests/models/test_against_transformers.py and test_embeddings.py.
+# Families whose cases are tests of their own: in tests/models, test_against_transformers.py, test_embeddings.py, test_families.py.
 ELSEWHERE = {
     "llama": ("llama",),
     "mistral": ("mistral",),
     "qwen_2": ("qwen2",),
     "qwen_3": ("qwen3",),
     "chatglm1": ("chatglm-6b",),
+    "baichuan2": ("baichuan2-7b by name",),
+    "chatglm2": ("chatglm by name",),
+    "chatglm3": ("chatglm by name",),
     "bert": ("bert", "bert-relu"),
     "roberta": ("roberta", "xlm-roberta"),
 }

@@ -173,7 +173,7 @@ struct GatedLinear {
 };
 
 // Norm of each head of q and of k (where a weight is given), Rope of both (where a table is given), and the write of k and v
-// into the pages of `layer`. q changes in place; k is left as it was.
+// into the pages of `layer`. q changes in place; what is left in k and v is the backend's affair: nothing else may read them.
 struct PrepareQkv {
   View q, k, v;
   WeightId q_norm = kNone, k_norm = kNone;  // (head_dim)

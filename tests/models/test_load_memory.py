@@ -20,7 +20,7 @@ SIZES: dict[str, Any] = {
     "num_attention_heads": 8,
     "num_key_value_heads": 8,
 }
-PROCESS = 4 << 20  # code and threads that come with the load
+PROCESS = 8 << 20  # code, threads, and what the allocator keeps of joined tensors
 LAYER = (4 * 512 * 512 + 3 * 512 * 2048) * 4  # bytes
 # In a process of its own, which has loaded nothing before: its resident memory, pages of mapped files and all.
 LOAD = """

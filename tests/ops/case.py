@@ -29,7 +29,7 @@ class Case:
     program: Program
     weights: list[WeightData]
     runs: list[Run]
-    outputs: list[int]  # values that are kept
+    outputs: list[View]  # what is kept and compared
     page_tokens: int = PAGE_TOKENS
     kv_dtype: str = "fp32"
     # Inputs that a backend with quantised activations rounds, and to blocks of how many columns.
@@ -124,7 +124,7 @@ class OpProgram:
         self.program.family = "case"
         self.program.vocab = 1  # for ops without ids, which are zero then
         self.weights: list[WeightData] = []
-        self.outputs: list[int] = []
+        self.outputs: list[View] = []
 
     def input(self, name: str, width: int) -> View:
         return self.program.input(name, width)
@@ -134,7 +134,7 @@ class OpProgram:
 
     def keep(self, view: View) -> View:
         self.program.output(view)
-        self.outputs.append(view.value)
+        self.outputs.append(view)
         return view
 
     def weight(self, data: WeightData) -> int:

@@ -444,8 +444,8 @@ def prepare_qkv(
     def build(rng: np.random.Generator) -> Case:
         p = OpProgram(rng)
         layer = p.program.cache_layer(kv_heads, head_dim, head_dim)
-        qkv = p.keep(p.input("qkv", (heads + 2 * kv_heads) * head_dim))
-        q = View(qkv.value, 0, heads * head_dim)
+        qkv = p.input("qkv", (heads + 2 * kv_heads) * head_dim)
+        q = p.keep(View(qkv.value, 0, heads * head_dim))
         k = View(qkv.value, heads * head_dim, kv_heads * head_dim)
         v = View(qkv.value, (heads + kv_heads) * head_dim, kv_heads * head_dim)
         sizes = {"layer": layer, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from maga_transformer import _core
+from maga_transformer._core import View
 
 from .case import Case, quantize_rows
 from .cases import build
@@ -58,18 +59,19 @@ def load(backend: _core.Backend, case: Case, program: _core.Program | None = Non
 
 
 def run(executable: _core.Executable, case: Case) -> Results:
-    """The output values after each of the case's steps. They hold NaN before a step, unless they are inputs too."""
+    """The outputs after each of the case's steps. They hold NaN before a step, unless they are inputs too."""
     values = executable.program.values
     results = []
     for each in case.runs:
-        for value in case.outputs:
+        for value in {view.value for view in case.outputs}:
             most = case.limits["tokens" if values[value][2] == "tokens" else "logit_rows"]
             executable.write_value(value, np.full((most, values[value][1]), np.nan, np.float32))
         for value, data in each.inputs.items():
             executable.write_value(value, data)
         executable.run(**each.step)
         rows = {"tokens": each.tokens, "logits": len(each.step["logit_rows"])}
-        results.append({value: executable.read_value(value, rows[values[value][2]]) for value in case.outputs})
+        read = {view.value: executable.read_value(view.value, rows[values[view.value][2]]) for view in case.outputs}
+        results.append({view.value: read[view.value][:, view.offset : view.offset + view.width] for view in case.outputs})
     return results
 
 
