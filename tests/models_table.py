@@ -13,9 +13,9 @@ FILE = Path(__file__).parents[1] / "docs" / "models.md"
 HEAD = """# Models
 
 `MODEL_TYPE` is read from the checkpoint; set it where a file does not say enough. Each case is a tiny random model whose logits
-are those of transformers, or of a model of transformers re-laid under the family's names (tests/tiny_families.py): as a whole prompt,
-in chunks, decoded, and beside other sequences, in double precision and on the CPU's kernels. Embedding and scoring models are in
-tests/tiny_embedders.py.
+are those of transformers, or of a model of transformers re-laid under the family's names (tests/tiny_families.py): as a whole
+prompt, in chunks, decoded, and beside other sequences, in double precision and on the CPU's kernels. Embedding and scoring models
+are in tests/tiny_embedders.py.
 
 | MODEL_TYPE | also | architectures | GGUF | cases |
 |---|---|---|---|---|

@@ -1,6 +1,7 @@
 """What an op case is made of: a program of one op, weights, and ragged steps over pages with their inputs."""
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +47,9 @@ class Case:
             "page_tokens": self.page_tokens,
             "kv_dtype": self.kv_dtype,
         }
+
+
+Builder = Callable[[np.random.Generator], Case]
 
 
 class PageTables:

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from maga_transformer import _core
-from maga_transformer._core import View
 
 from .case import Case, quantize_rows
 from .cases import build

@@ -8,7 +8,8 @@ import pytest
 from cards import COMPUTE, card, needs_card
 from maga_transformer import _core
 
-from .cases import CASES, LARGE_CASES, RopeForm, build
+from .attention_cases import RopeForm
+from .cases import CASES, LARGE_CASES, build
 from .harness import distance, expected_rounded, load, reference, rounded_case, run
 from .test_ops import NAN_CASES
 from .test_transformer import Model, assert_close, at_once, in_chunks, one_by_one, sequences

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from maga_transformer._core import Program, View
 
+from .attention_cases import RopeForm
 from .case import OpProgram
-from .cases import RopeForm
 from .weights import Form, WeightData, dense, matrix, stack
 
 VOCAB = 61
