@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests"))
-from ops import cases
-from ops.case import Case
+from ops import attention_cases, cases
+from ops.case import Builder, Case
 from ops.weights import Form
 
 Q4 = Form("affine", 4, 32, True)
@@ -30,29 +30,29 @@ BF16 = Form("bf16")
 FP32 = Form("fp32")
 
 
-def table() -> Iterator[tuple[str, cases.Builder]]:
+def table() -> Iterator[tuple[str, Builder]]:
     for tokens in (1, 8, 32, 256):
         for form in (Q4, Q8, BF16, FP32):
             yield from cases.linear(form, 4096, 4096, tokens)
         yield from cases.linear(Q4, 576, 1536, tokens)
         yield from cases.gated_linear(Q4, 1536, 576, tokens, "silu")
     yield from cases.linear(Q8, 49152, 576, 1)
-    cases.SPANS |= {
+    attention_cases.SPANS |= {
         "prefill512": [(512, 0)],
         "chunk-at-2048": [(64, 1984)],
         "decode-at-1024": [(1, 1023)],
         "16-decodes-at-512": [(1, 511)] * 16,
     }
     for spans in ("prefill512", "chunk-at-2048", "decode-at-1024", "16-decodes-at-512"):
-        yield from cases.attention(64, 9, 3, spans, kv_dtype="fp16")
-        yield from cases.attention(128, 32, 8, spans, kv_dtype="fp16")
+        yield from attention_cases.attention(64, 9, 3, spans, kv_dtype="fp16")
+        yield from attention_cases.attention(128, 32, 8, spans, kv_dtype="fp16")
     for tokens in (1, 256):
         yield from cases.norm("rms", 4096, 4096, tokens)
         yield from cases.activation("silu", 11008, tokens)
         yield from cases.add(4096, tokens, False)
         yield from cases.embed(Q4, 4096, tokens, 1.0)
-    yield from cases.prepare_qkv(64, 9, 3, "prefill512", form=cases.RopeForm(64))
-    yield from cases.prepare_qkv(128, 32, 8, "16-decodes-at-512", norms="qk", form=cases.RopeForm(128))
+    yield from attention_cases.prepare_qkv(64, 9, 3, "prefill512", form=attention_cases.RopeForm(64))
+    yield from attention_cases.prepare_qkv(128, 32, 8, "16-decodes-at-512", norms="qk", form=attention_cases.RopeForm(128))
 
 
 def best_seconds(body: Callable[[], object], seconds: float) -> float:
