@@ -185,8 +185,13 @@ void time_rows() {
               .width = kHidden});
     });
     time_small("rope_turns", rows, [&](const Queue& queue, int) {
-      rope_turns(queue, step_of(rows),
-                 {.inv_freq = inv_freq.get<float>(), .rotary_dim = kHeadDim, .multiplier = 1, .turns = turns.get<float2>()});
+      const DeviceStep step = step_of(rows);
+      rope_turns(queue, step,
+                 {.inv_freq = inv_freq.get<float>(),
+                  .rotary_dim = kHeadDim,
+                  .multiplier = 1,
+                  .positions = step.positions,
+                  .turns = turns.get<float2>()});
     });
   }
   const double row = 2.0 * kPrefill * kHidden;  // bytes of a matrix

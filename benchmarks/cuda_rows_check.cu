@@ -429,6 +429,7 @@ void check_rope(Report& report, Random& random) {
                {.inv_freq = f.get<float>(),
                 .rotary_dim = kRotary,
                 .multiplier = 1.25f,
+                .positions = step.positions,
                 .theta = 10000,
                 .dynamic_factor = dynamic ? 2.f : 0.f,
                 .max_positions = 4096,
