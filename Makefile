@@ -62,7 +62,7 @@ install: tools
 
 tools: check
 	@test -x $(BIN)/pip || { echo "== creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
-	@$(BIN)/pip install --quiet --disable-pip-version-check "scikit-build-core>=0.11,<2" "pybind11>=3,<4" "cmake>=3.24,<5" "ninja>=1.11,<2"
+	@$(BIN)/pip install --quiet --disable-pip-version-check "pip>=23.1" "scikit-build-core>=0.11,<2" "pybind11>=3,<4" "cmake>=3.24,<5" "ninja>=1.11,<2"
 
 check:
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 10) <= v else f"Python 3.10 or newer is needed; {sys.executable} is {v[0]}.{v[1]}")'
