@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from maga_transformer import _core
+from maga_transformer.adapters.ptuning import open_ptuning
 from maga_transformer.checkpoint import Checkpoint
 from maga_transformer.loader import load_weights
 from maga_transformer.models import build_program
@@ -36,16 +37,23 @@ class Runner:
         kv_dtype: str = "fp32",
         model_type: str | None = None,
         quantization: str = "",
+        ptuning: str = "",
     ) -> None:
-        """`length`: of the longest sequence; `tokens`: of the largest step."""
+        """`length`: of the longest sequence; `tokens`: of the largest step; `ptuning`: a folder, whose virtual tokens have the ids
+        behind the vocabulary."""
         self.program, self.family = build_program(checkpoint, model_type)
+        weights = load_weights(backend, self.program, checkpoint, quantization=quantization)
+        if ptuning:
+            tuned = open_ptuning(ptuning)
+            tuned.check(self.program, self.family.layers)
+            weights.append(tuned.add_to(self.program, backend))
         self.pages_each = -(-length // PAGE_TOKENS)
         count = self.pages_each * sequences
         self.pages = list(range(count))[::-1]  # any order must do
         self.tokens = tokens
         self.executable = backend.load(
             self.program,
-            load_weights(backend, self.program, checkpoint, quantization=quantization),
+            weights,
             tokens=tokens,
             sequences=sequences,
             logit_rows=tokens,

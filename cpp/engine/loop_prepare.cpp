@@ -107,10 +107,10 @@ void Loop::admit(std::unique_ptr<Sequence> sequence) {
   sequence->computed = sequence->cached.pages * cache_.page_tokens();
   if (news.mark_started(&request)) {
     request.wait_seconds = seconds_between(request.submitted, Clock::now());
-    request.cached_tokens = sequence->computed;
-    stats_.prompt_tokens += sequence->known();
+    request.cached_tokens = std::max<int64_t>(0, sequence->computed - request.prefix);
+    stats_.prompt_tokens += sequence->known() - request.prefix;
     stats_.cached_tokens += request.cached_tokens;
-    if (has_penalty(request.request.params)) sequence->counts.add_prompt(request.request.prompt);
+    if (has_penalty(request.request.params)) sequence->counts.add_prompt(std::span(request.request.prompt).subspan(request.prefix));
   }
   insert(&running_, std::move(sequence));
 }

@@ -25,6 +25,7 @@ struct AcceptedRequest {
   uint64_t id = 0;
   Request request;
   uint64_t seed = 0;
+  int64_t prefix = 0;            // tokens of EngineOptions::prefix, with which the prompt begins
   std::string salt, long_salt;   // of its pages in the prefix cache; the second while a sequence is long
   int64_t cacheable_tokens = 0;  // K/V entries up to here may enter the prefix cache
   int64_t whole_tokens = 0;      // see PlanSequence

@@ -29,6 +29,11 @@ class Program:
     @property
     def logits_width(self) -> int: ...
     def __init__(self) -> None: ...
+    @property
+    def virtual_tokens(self) -> int: ...
+    def add_virtual_tokens(self, table: int) -> None:
+        """Gives every Embed the rows of the weight `table`, (tokens, width), for the ids behind the vocabulary."""
+
     def set_context(self, end: int = -1, held: Sequence[int] = (), whole: bool = False) -> None: ...
     @property
     def context(self) -> tuple[int, list[int], bool]: ...
@@ -352,6 +357,7 @@ class Engine:
         max_queue: int,
         max_sequence_length: int = 0,
         prefix_cache: bool = True,
+        prefix: Sequence[int] = (),
         bytes_per_second: float = 0.0,
         flops_per_second: float = 0.0,
         weight_bytes: Sequence[float] = (),

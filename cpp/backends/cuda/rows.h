@@ -21,10 +21,12 @@ struct Slabs {
   const void* bias = nullptr;  // (width) or null
 };
 
-// out[t] = table[id of token t] * scale, ids below 0 resolved through step.chosen
+// As Embed of program/ops.h, ids below 0 resolved through step.chosen.
 struct EmbedArgs {
-  const void* table = nullptr;  // (vocab, width)
+  const void* table = nullptr;          // (vocab, width)
+  const void* virtual_table = nullptr;  // (virtual tokens, width)
   Matrix out;
+  int vocab = 0;
   int width = 0;
   float scale = 1;
 };

@@ -146,7 +146,8 @@ class ReferenceExecutable : public Executable {
     for (const Op& op : machine_.program.ops)
       if (std::holds_alternative<Embed>(op))
         for (const int32_t id : step.ids)
-          MAGA_REQUIRE(id >= 0 && id < machine_.program.vocab, "token id ", id, " of a vocabulary of ", machine_.program.vocab);
+          MAGA_REQUIRE(id >= 0 && id < machine_.program.vocab + machine_.program.virtual_tokens, "token id ", id,
+                       " of a vocabulary of ", machine_.program.vocab, " and ", machine_.program.virtual_tokens, " virtual tokens");
   }
 
   Machine machine_;
