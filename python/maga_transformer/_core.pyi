@@ -291,6 +291,9 @@ class Executable:
         block_positions: Sequence[int] = (),
     ) -> None: ...
     def logits(self) -> np.ndarray: ...
+    def fill_pages(self, layer: int, keys: np.ndarray, values: np.ndarray) -> None:
+        """(tokens, kv_heads, head_dim) and (tokens, kv_heads, v_dim): K/V entries from index 0 on, in the pages from 0 on."""
+
     def copy_page(self, source: int, target: int) -> None: ...
     def write_value(self, value: int, rows: np.ndarray) -> None: ...
     def read_value(self, value: int, rows: int) -> np.ndarray: ...
@@ -358,6 +361,8 @@ class Engine:
         max_sequence_length: int = 0,
         prefix_cache: bool = True,
         prefix: Sequence[int] = (),
+        prefix_in_pages: bool = False,
+        prefix_has_positions: bool = True,
         bytes_per_second: float = 0.0,
         flops_per_second: float = 0.0,
         weight_bytes: Sequence[float] = (),

@@ -109,7 +109,7 @@ class Config(BaseModel):
     )
     ptuning_path: str = _setting(
         "",
-        "folder of a prompt that PEFT tuned, to stand before every prompt; empty: the checkpoint's own `ptuning`, if there is one",
+        "folder of what was tuned to stand before every prompt (PEFT, P-Tuning v2); empty: the checkpoint's own `ptuning`, if any",
     )
     model_type: str = _setting("", "model family; empty: read from the checkpoint")
     task: Annotated[Literal["auto", "generate", "embed", "score"], BeforeValidator(_task_name)] = _setting(

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from maga_transformer import _core, checkpoint, loader, models, tokenizer
-from maga_transformer.adapters.ptuning import find_ptuning, open_ptuning
-from maga_transformer.adapters.soft_prompt import SoftPrompt
+from maga_transformer.adapters.ptuning import Tuned, find_ptuning, open_ptuning
 from maga_transformer.checkpoint.files import read_json_object
 from maga_transformer.config import Config, ConfigError
 from maga_transformer.device import Device, compute_dtype, cuda_backend, find_device
@@ -49,27 +48,29 @@ def load_runtime(config: Config) -> Runtime:
         source.config.update(read_sparse_config(config.sparse_config_file))
     program, family = models.build_program(source, config.model_type or None, config.task)
     tuned = read_ptuning(config, program, family)
-    prefix = tuned.tokens if tuned else 0  # of the model's positions, too
+    prefix = tuned.tokens if tuned else 0
     backend, own_kv_dtype = make_backend(config, device, source.dtype(family.embedding))
     words = tokenizer.load_tokenizer(config.tokenizer_path or None, source)
     kv_dtype = config.kv_cache_dtype if config.kv_cache_dtype != "auto" else own_kv_dtype
     page_tokens = config.seq_size_per_block
     page_bytes = program.page_bytes(page_tokens, kv_dtype)
-    positions = program.max_positions - prefix
+    taken = tuned.tokens if tuned and tuned.has_positions else 0
+    positions = program.max_positions - taken
     if positions < 1:
         raise ConfigError(f"PTUNING_PATH: {prefix} virtual tokens leave none of the model's {program.max_positions} positions")
     context = config.max_seq_len or positions
     if context > positions:
-        less = f", {prefix} of them taken by the tuned prompt (PTUNING_PATH)" if prefix else ""
+        less = f", {taken} of them taken by the tuned prompt (PTUNING_PATH)" if taken else ""
         raise ConfigError(f"MAX_SEQ_LEN={context}: the model has {program.max_positions} positions{less}; valid: 1 to {positions}")
-    pool = Pool(config, page_bytes=page_bytes, context=context, prefix=prefix)
+    spare = int(tuned is not None and tuned.in_pages and prefix % page_tokens != 0)
+    pool = Pool(config, page_bytes=page_bytes, context=context, prefix=prefix, spare=spare)
     free = device.card.free_bytes if device.card else available_bytes()
     given = pool.given(free)  # a size that cannot be should not cost a load
 
     with loading_progress() as progress:
         weights = loader.load_weights(backend, program, source, progress=progress, quantization=config.quantization)
     if tuned:
-        weights.append(tuned.add_to(program, backend))
+        weights += tuned.add_to(program, backend)
 
     def executable(pages: int) -> _core.Executable:
         return backend.load(
@@ -93,8 +94,10 @@ def load_runtime(config: Config) -> Runtime:
     if pages == 0:
         pages = model.limits.pages
         pool.check(pages, measured)
+    if tuned:
+        tuned.fill(model, program)
     buffer_bytes = model.buffer_bytes
-    longest = min(context + prefix, pages * page_tokens)
+    longest = pool.longest(pages)
     engine = _core.Engine(
         backend,
         model,
@@ -104,6 +107,8 @@ def load_runtime(config: Config) -> Runtime:
         max_sequence_length=longest,
         prefix_cache=config.reuse_cache,
         prefix=list(range(program.vocab, program.vocab + prefix)),
+        prefix_in_pages=tuned is not None and tuned.in_pages,
+        prefix_has_positions=tuned is None or tuned.has_positions,
         bytes_per_second=device.card.bytes_per_second if device.card else 0.0,
         flops_per_second=device.card.flops_per_second if device.card and kv_dtype != "fp32" else 0.0,
         weight_bytes=[float(weight.bytes) for weight in weights],
@@ -128,7 +133,7 @@ def load_runtime(config: Config) -> Runtime:
         task=family.task,
         segment_shift=family.segment_shift(),
         embedding_width=program.logits_width if program.embeds else 0,
-        prefix=f"{prefix} virtual tokens from {tuned.adapter.file}" if tuned else "",
+        prefix=f"{prefix} virtual tokens from {tuned.file}" if tuned else "",
     )
     runtime = Runtime(config, engine, words, token_bytes, description)
     try:
@@ -147,7 +152,7 @@ def read_sparse_config(path: str) -> dict[str, Any]:
         raise ConfigError(f"SPARSE_CONFIG_FILE={path}: {error}") from None
 
 
-def read_ptuning(config: Config, program: _core.Program, family: Family) -> SoftPrompt | None:
+def read_ptuning(config: Config, program: _core.Program, family: Family) -> Tuned | None:
     """What stands before every prompt. ConfigError where it does not fit the model."""
     folder = find_ptuning(config.ptuning_path, config.checkpoint_path)
     if not folder:
@@ -156,7 +161,7 @@ def read_ptuning(config: Config, program: _core.Program, family: Family) -> Soft
         if program.embeds:
             raise ValueError("tuned prompts are for models that generate, this one embeds or scores")
         tuned = open_ptuning(folder)
-        tuned.check(program, family.layers)
+        tuned.check(program, family)
     except (OSError, ValueError) as error:
         raise ConfigError(f"PTUNING_PATH={folder}: {error}") from None
     return tuned
@@ -186,10 +191,15 @@ class Pool:
     config: Config  # of the device: without zeros
     page_bytes: int
     context: int  # tokens of the longest sequence
-    prefix: int  # and of what stands before it
+    prefix: int = 0  # and of what stands before it
+    spare: int = 0  # pages that no sequence can have: of a prefix, one that is copied
 
     def _for(self, tokens: int) -> int:
-        return -(-(self.prefix + tokens) // self.config.seq_size_per_block)
+        return -(-(self.prefix + tokens) // self.config.seq_size_per_block) + self.spare
+
+    def longest(self, pages: int) -> int:
+        """Of a sequence, prefix included."""
+        return min(self.context + self.prefix, (pages - self.spare) * self.config.seq_size_per_block)
 
     @property
     def per_sequence(self) -> int:
@@ -234,7 +244,7 @@ class Pool:
             log.warning(
                 "the K/V cache holds %d tokens (%s): the context is lowered from %d to that; set KV_CACHE_MEM_MB or "
                 "MAX_SEQ_LEN to choose",
-                pages * self.config.seq_size_per_block - self.prefix,
+                self.longest(pages) - self.prefix,
                 why,
                 self.context,
             )

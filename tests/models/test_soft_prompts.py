@@ -85,13 +85,13 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
     ):
         folder = write_prompt(tmp_path / "a", prompt, **settings)
         with pytest.raises(ValueError, match=message) as error:
-            open_ptuning(str(folder)).check(program, family.layers)
+            open_ptuning(str(folder)).check(program, family)
         assert str(folder) in str(error.value)
     with pytest.raises(ValueError, match="has embeddings of width 40, the model 48"):
-        open_ptuning(str(write_prompt(tmp_path / "a", prompt[:, :40]))).check(program, family.layers)
+        open_ptuning(str(write_prompt(tmp_path / "a", prompt[:, :40]))).check(program, family)
     with pytest.raises(ValueError, match="has the type int64"):
         open_ptuning(str(write_prompt(tmp_path / "a", prompt.long())))
-    with pytest.raises(ValueError, match=r"no adapter_config\.json here"):
+    with pytest.raises(ValueError, match=r"neither PEFT's adapter_config\.json nor"):
         open_ptuning(str(tmp_path))
     with pytest.raises(FileNotFoundError, match="no such folder"):
         open_ptuning(str(tmp_path / "b"))

@@ -64,8 +64,8 @@ def test_this_machine_has_memory():
     assert available_bytes() > 1 << 20
 
 
-def pool(*, page_bytes=1 << 20, context=10000, prefix=0, **settings):
-    return Pool(Config.without_environment(seq_size_per_block=16, **settings).for_device("cpu"), page_bytes, context, prefix)
+def pool(*, page_bytes=1 << 20, context=10000, **settings):
+    return Pool(Config.without_environment(seq_size_per_block=16, **settings).for_device("cpu"), page_bytes, context)
 
 
 def test_pages_for_all_sequences_but_at_most_half():

@@ -4,11 +4,17 @@ what a client sees."""
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+import transformers
 from folders import tiny_model
-from maga_transformer import LLM
+from maga_transformer import LLM, _core
+from maga_transformer.adapters.ptuning import open_ptuning
+from maga_transformer.checkpoint import open_checkpoint
 from maga_transformer.config import Config, ConfigError
+from maga_transformer.loader import load_weights
+from maga_transformer.models import build_program
 from maga_transformer.request import RequestError
 from maga_transformer.startup import load_runtime
 from peft_folders import write_prompt
@@ -77,6 +83,75 @@ def test_library(tuned, more):
             llm.generate([7] * context, **GREEDY)
         with pytest.raises(RequestError, match=f"prompt.0.={WIDTH}: outside the vocabulary"):
             llm.generate([WIDTH], **GREEDY)
+
+
+def greedy_with_past(model: torch.nn.Module, prefix: torch.Tensor, ids: list[int]) -> list[int]:
+    """`prefix`: (tokens, layers, 2, K/V heads, head_dim)"""
+    found = list(ids)
+    for _ in range(NEW):
+        cache = transformers.DynamicCache()
+        for i in range(prefix.shape[1]):
+            cache.update(*(prefix[:, i, half].transpose(0, 1)[None].contiguous() for half in (0, 1)), i)
+        with torch.no_grad():
+            found.append(int(model(torch.tensor([found]), past_key_values=cache).logits[0, -1].argmax()))
+    return found[len(ids) :]
+
+
+@pytest.mark.parametrize("tokens", [16, 21, 5])
+@pytest.mark.parametrize("more", [{}, {"reuse_cache": False}, {"max_num_batched_tokens": 16, "max_num_seqs": 4}])
+def test_keys_and_values(tuned, more, tokens, tmp_path):
+    """Pages of a prefix are shared; what follows is found in the prefix cache."""
+    folder, model, _ = tuned
+    prefix = torch.randn(tokens, 3, 2, 2, 12, generator=torch.Generator().manual_seed(8))
+    ptuning = write_prompt(tmp_path / "prefix", prefix.flatten(1), peft_type="PREFIX_TUNING")
+    wanted = [greedy_with_past(model, prefix, ids) for ids in PROMPTS]
+    assert wanted != [greedy(model, None, ids) for ids in PROMPTS]
+    cached = 0 if more.get("reuse_cache") is False else (tokens + 38) // 16 * 16 - tokens
+    with LLM(folder, **SETTINGS, **more, ptuning_path=str(ptuning)) as llm:
+        for reuse, found in ((True, 0), (True, cached), (False, 0)):  # the last under a salt of its own
+            results = llm.generate([list(ids) for ids in PROMPTS], **GREEDY, reuse_cache=reuse)
+            assert [result.token_ids for result in results] == wanted
+            assert [result.usage.prompt_tokens for result in results] == [5, 39, 1]
+            assert [result.usage.cached_tokens for result in results] == [0, found, 0]
+        assert llm._runtime.engine.stats()["pages_live"] == -(-tokens // 16)
+        several = llm.generate(list(PROMPTS[0]), **GREEDY, num_return_sequences=3)
+        assert [each.token_ids for each in [several, *several.others]] == [wanted[0]] * 3
+        assert llm._runtime.description.context == 256 - tokens
+        whole = llm.generate([7] * (256 - tokens - 2), **GREEDY)
+        assert len(whole.token_ids) == 2 and whole.finish_reason == "length"
+
+
+def test_keys_and_values_in_few_pages(tuned, tmp_path):
+    """Sequences that lose their pages begin with the prefix again."""
+    folder, model, _ = tuned
+    prefix = torch.randn(21, 3, 2, 2, 12, generator=torch.Generator().manual_seed(8))
+    ptuning = write_prompt(tmp_path / "prefix", prefix.flatten(1), peft_type="PREFIX_TUNING")
+    prompts = [[10 * i + 1, 5, 9] for i in range(6)]
+    checkpoint, backend = open_checkpoint(str(folder)), _core.reference_backend()
+    program, _ = build_program(checkpoint)
+    limits = {"tokens": 32, "sequences": 6, "logit_rows": 6, "pages": 11, "page_tokens": 4, "kv_dtype": "fp32"}
+    executable = backend.load(program, load_weights(backend, program, checkpoint), **limits)
+    read = open_ptuning(str(ptuning))
+    read.fill(executable, program)
+    ids = list(range(program.vocab, program.vocab + 21))
+    options = {"max_sequences": 6, "token_budget": 32, "max_queue": 9, "prefix": ids, "prefix_in_pages": True}
+    engine = _core.Engine(backend, executable, **options)
+    params = _core.SamplingParams(max_new_tokens=5, temperature=0.0)
+    wanted = {engine.submit(np.array(ids, np.int32), params): greedy_with_past(model, prefix, ids)[:5] for ids in prompts}
+    found: dict[int, list[int]] = {request: [] for request in wanted}
+    running = len(wanted)
+    while running:
+        for event in engine.poll():
+            found[event.request] += event.tokens
+            running -= bool(event.finish)
+    assert found == wanted
+    stats = engine.stats()
+    assert stats["pages_live"] == 6 and stats["preemptions"] > 0
+    with pytest.raises(ValueError, match="must have fewer than 19"):
+        engine.submit(np.zeros(19, np.int32), params)
+    small = backend.load(program, load_weights(backend, program, checkpoint), **{**limits, "pages": 6})
+    with pytest.raises(ValueError, match="a prefix of 21 tokens leaves no room"):
+        _core.Engine(backend, small, **options)
 
 
 def test_a_folder_by_name(tuned, tmp_path):

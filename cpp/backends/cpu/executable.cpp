@@ -258,6 +258,22 @@ void CpuExecutable::run(const Rope& op) {
   });
 }
 
+void CpuExecutable::fill(int32_t index, int64_t tokens, const float* keys, const float* values) {
+  const KvLayer& layer = pages_.layer(index);
+  std::vector<KvSlot> slots(tokens);
+  for (int64_t i = 0; i < tokens; ++i) {
+    const int64_t place = i % limits_.page_tokens;
+    slots[i] = {i / limits_.page_tokens * pages_.page_bytes(), place / kBlockTokens, place % kBlockTokens};
+  }
+  kernels_.write_kv({.k = keys,
+                     .k_stride = layer.kv_heads * layer.head_dim,
+                     .v = values,
+                     .v_stride = layer.kv_heads * layer.v_dim,
+                     .rows = tokens,
+                     .layer = layer,
+                     .slots = slots.data()});
+}
+
 void CpuExecutable::run(const PrepareQkv& op) {
   const KvLayer& layer = pages_.layer(op.layer);
   const int64_t q_stride = stride(op.q), k_stride = stride(op.k), v_stride = stride(op.v);
