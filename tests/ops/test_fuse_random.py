@@ -96,9 +96,9 @@ class RandomProgram:
     def case(self) -> Case:
         for _ in range(4):
             [self.mlp, self.residual, self.attention][self.rng.integers(3)]()
-        outputs = [value.value for value in self.values if self.chance(0.35)] or [self.last[-1].value]
+        outputs = [value for value in self.values if self.chance(0.35)] or [View(self.last[-1].value, 0, WIDTH)]
         for value in outputs:
-            self.program.output(View(value, 0, WIDTH))
+            self.program.output(value)
         tables = PageTables(self.rng, [5, 3])
         inputs = {value.value: rows(self.rng, 8, WIDTH) for value in self.values}
         return Case(self.program, self.weights, [Run(tables.step([(0, 0, 5), (1, 0, 3)]), inputs)], outputs)
