@@ -28,7 +28,7 @@ struct EngineOptions {
 };
 
 struct EngineStats {
-  // Gauges.
+  // Gauges. Pinned pages of a prefix count as live.
   int64_t waiting = 0, running = 0;                                           // sequences
   int64_t pages_total = 0, pages_live = 0, pages_cached = 0, pages_free = 0;  // live + cached + free == total
   // Counters since start. A request whose sequences end differently counts as failed before cancelled before finished.

@@ -20,8 +20,8 @@
 //     is computed anew with the keys of long sequences, as a preempted one is.
 //
 // Only commit changes what a sequence has generated, and only tokens of committed steps enter the prefix cache; a failure before it
-// ends the sequences of the step and leaves the rest as it was. Every page is held by the sequences that list it, or cached, or
-// free.
+// ends the sequences of the step and leaves the rest as it was. Every page is held by the sequences that list it, or pinned,
+// or cached, or free.
 #pragma once
 
 #include <array>

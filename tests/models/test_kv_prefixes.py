@@ -2,6 +2,7 @@
 family that it has; ChatGLM's P-Tuning v2 what its definition gives, whose prompts have positions from 0 on."""
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from folders import TINY, tiny_model
 from maga_transformer import _core
 from maga_transformer.adapters.ptuning import open_ptuning
 from maga_transformer.checkpoint import open_checkpoint
+from maga_transformer.loader import load_weights
 from maga_transformer.models import build_program
 from peft_folders import write_prompt
 from runner import Part, Runner
@@ -31,15 +33,17 @@ def random_prefix(folder: Path) -> torch.Tensor:
     return torch.randn(TOKENS, layers, 2, op["kv_heads"], op["head_dim"], generator=torch.Generator().manual_seed(4))
 
 
-def with_past(model: torch.nn.Module, prefix: torch.Tensor, positions: torch.Tensor | None = None) -> np.ndarray:
+def with_past(
+    model: torch.nn.Module, prefix: torch.Tensor, positions: torch.Tensor | None = None, ids: Sequence[int] = IDS
+) -> np.ndarray:
     cache = transformers.DynamicCache()
     for i in range(prefix.shape[1]):
         cache.update(*(prefix[:, i, half].transpose(0, 1)[None].contiguous() for half in (0, 1)), i)
     with torch.no_grad():
         answer = model(
-            torch.tensor([IDS]),
+            torch.tensor([ids]),
             past_key_values=cache,
-            attention_mask=torch.ones(1, TOKENS + len(IDS), dtype=torch.long),
+            attention_mask=torch.ones(1, TOKENS + len(ids), dtype=torch.long),
             **({} if positions is None else {"position_ids": positions}),
         )
     return answer.logits[0].float().numpy()
@@ -74,6 +78,44 @@ def test_prefix_tuning(case: str, tmp_path: Path) -> None:
     check(with_past(model, prefix), tmp_path, ptuning, alone="longrope" not in case)
 
 
+def check_engine(folder: Path, prompts: list[list[int]], logits: Callable[[list[int]], np.ndarray]) -> None:
+    """Greedy text of prompts that run together, twice; `logits` of all tokens of a text."""
+    new = 6
+    checkpoint, backend = open_checkpoint(str(folder)), _core.cpu_backend(threads=1, quantize_activations=False)
+    program, family = build_program(checkpoint)
+    limits = {"tokens": 48, "sequences": 4, "logit_rows": 4, "pages": 20, "page_tokens": 16, "kv_dtype": "fp32"}
+    model = backend.load(program, load_weights(backend, program, checkpoint), **limits)
+    tuned = open_ptuning(str(folder / "ptuning"))
+    tuned.check(program, family)
+    tuned.fill(model, program)
+    engine = _core.Engine(
+        backend,
+        model,
+        max_sequences=4,
+        token_budget=48,
+        max_queue=9,
+        prefix=list(range(program.vocab, program.vocab + tuned.tokens)),
+        prefix_in_pages=tuned.in_pages,
+        prefix_has_positions=tuned.has_positions,
+    )
+    texts = []
+    for prompt in prompts:
+        ids = list(prompt)
+        for _ in range(new):
+            ids.append(int(logits(ids)[-1].argmax()))
+        texts.append(ids[len(prompt) :])
+    params = _core.SamplingParams(max_new_tokens=new, temperature=0.0)
+    for _ in range(2):
+        wanted = {engine.submit(np.array(ids, np.int32), params): text for ids, text in zip(prompts, texts, strict=True)}
+        found: dict[int, list[int]] = {request: [] for request in wanted}
+        running = len(wanted)
+        while running:
+            for event in engine.poll():
+                found[event.request] += event.tokens
+                running -= bool(event.finish)
+        assert found == wanted
+
+
 def write_encoder(folder: Path, prefix: torch.Tensor, *, projection: bool) -> torch.Tensor:
     """ChatGLM's layout; returns the prefix that it means."""
     folder.mkdir()
@@ -105,6 +147,8 @@ def test_second_chatglm(projection: bool, tmp_path: Path, monkeypatch: pytest.Mo
     expected = with_past(models[0], prefix, torch.arange(len(IDS))[None])
     assert np.abs(expected - with_past(models[0], prefix)).max() > 0.01  # positions matter
     check(expected, tmp_path, tmp_path / "ptuning")
+    prompts = [IDS[:9], IDS[:50], IDS[30:]]
+    check_engine(tmp_path, prompts, lambda ids: with_past(models[0], prefix, torch.arange(len(ids))[None], ids))
 
 
 def test_first_chatglm(tmp_path: Path) -> None:
@@ -121,6 +165,13 @@ def test_first_chatglm(tmp_path: Path) -> None:
         for begin, end in ((0, len(ids)), (0, 13), (13, 14), (14, len(ids))):
             rows = runner.step([Part(0, ids[begin:end], begin, len(ids), range(end - begin), ids)])
             np.testing.assert_allclose(rows, expected[begin:end], rtol=0, atol=1e-4)
+
+    def logits(ids: list[int]) -> np.ndarray:
+        with torch.no_grad():
+            return model(torch.tensor([ids])).logits[0].numpy()
+
+    prompts = [[*random.integers(0, 90, count).tolist(), 91, 94] for count in (3, 20, 34)]
+    check_engine(tmp_path, prompts, logits)
 
 
 def test_what_does_not_fit_is_named(tmp_path: Path) -> None:

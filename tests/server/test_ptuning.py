@@ -129,15 +129,16 @@ def test_keys_and_values_in_few_pages(tuned, tmp_path):
     prompts = [[10 * i + 1, 5, 9] for i in range(6)]
     checkpoint, backend = open_checkpoint(str(folder)), _core.reference_backend()
     program, _ = build_program(checkpoint)
-    limits = {"tokens": 32, "sequences": 6, "logit_rows": 6, "pages": 11, "page_tokens": 4, "kv_dtype": "fp32"}
+    limits = {"tokens": 32, "sequences": 6, "logit_rows": 6, "pages": 12, "page_tokens": 4, "kv_dtype": "fp32"}
     executable = backend.load(program, load_weights(backend, program, checkpoint), **limits)
     read = open_ptuning(str(ptuning))
     read.fill(executable, program)
     ids = list(range(program.vocab, program.vocab + 21))
     options = {"max_sequences": 6, "token_budget": 32, "max_queue": 9, "prefix": ids, "prefix_in_pages": True}
     engine = _core.Engine(backend, executable, **options)
-    params = _core.SamplingParams(max_new_tokens=5, temperature=0.0)
-    wanted = {engine.submit(np.array(ids, np.int32), params): greedy_with_past(model, prefix, ids)[:5] for ids in prompts}
+    params = _core.SamplingParams(max_new_tokens=9, temperature=0.0)
+    texts = [greedy_with_past(model, prefix, ids)[:9] for ids in prompts]
+    wanted = {engine.submit(np.array(ids, np.int32), params): text for ids, text in zip(prompts, texts, strict=True)}
     found: dict[int, list[int]] = {request: [] for request in wanted}
     running = len(wanted)
     while running:
@@ -147,8 +148,8 @@ def test_keys_and_values_in_few_pages(tuned, tmp_path):
     assert found == wanted
     stats = engine.stats()
     assert stats["pages_live"] == 6 and stats["preemptions"] > 0
-    with pytest.raises(ValueError, match="must have fewer than 19"):
-        engine.submit(np.zeros(19, np.int32), params)
+    with pytest.raises(ValueError, match="must have fewer than 23"):
+        engine.submit(np.zeros(23, np.int32), params)
     small = backend.load(program, load_weights(backend, program, checkpoint), **{**limits, "pages": 6})
     with pytest.raises(ValueError, match="a prefix of 21 tokens leaves no room"):
         _core.Engine(backend, small, **options)
