@@ -138,16 +138,18 @@ def test_keys_and_values_in_few_pages(tuned, tmp_path):
     engine = _core.Engine(backend, executable, **options)
     params = _core.SamplingParams(max_new_tokens=9, temperature=0.0)
     texts = [greedy_with_past(model, prefix, ids)[:9] for ids in prompts]
-    wanted = {engine.submit(np.array(ids, np.int32), params): text for ids, text in zip(prompts, texts, strict=True)}
-    found: dict[int, list[int]] = {request: [] for request in wanted}
-    running = len(wanted)
-    while running:
-        for event in engine.poll():
-            found[event.request] += event.tokens
-            running -= bool(event.finish)
-    assert found == wanted
-    stats = engine.stats()
-    assert stats["pages_live"] == 6 and stats["preemptions"] > 0
+    for _ in range(100):  # until they have come close enough together
+        wanted = {engine.submit(np.array(ids, np.int32), params): text for ids, text in zip(prompts, texts, strict=True)}
+        found: dict[int, list[int]] = {request: [] for request in wanted}
+        running = len(wanted)
+        while running:
+            for event in engine.poll():
+                found[event.request] += event.tokens
+                running -= bool(event.finish)
+        assert found == wanted and engine.stats()["pages_live"] == 6
+        if engine.stats()["preemptions"] > 0:
+            break
+    assert engine.stats()["preemptions"] > 0
     with pytest.raises(ValueError, match="must have fewer than 23"):
         engine.submit(np.zeros(23, np.int32), params)
     small = backend.load(program, load_weights(backend, program, checkpoint), **{**limits, "pages": 6})
