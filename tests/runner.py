@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from maga_transformer import _core
+from maga_transformer.adapters.ptuning import open_ptuning
 from maga_transformer.checkpoint import Checkpoint
 from maga_transformer.loader import load_weights
 from maga_transformer.models import build_program
@@ -36,16 +37,26 @@ class Runner:
         kv_dtype: str = "fp32",
         model_type: str | None = None,
         quantization: str = "",
+        ptuning: str = "",
     ) -> None:
-        """`length`: of the longest sequence; `tokens`: of the largest step."""
+        """`length`: of the longest sequence; `tokens`: of the largest step; `ptuning`: a folder, whose virtual tokens have the ids
+        behind the vocabulary, or whose K/V entries every sequence begins with."""
+        tuned = open_ptuning(ptuning) if ptuning else None
         self.program, self.family = build_program(checkpoint, model_type)
-        self.pages_each = -(-length // PAGE_TOKENS)
-        count = self.pages_each * sequences
-        self.pages = list(range(count))[::-1]  # any order must do
+        weights = load_weights(backend, self.program, checkpoint, quantization=quantization)
+        if tuned:
+            tuned.check(self.program, self.family)
+            weights += tuned.add_to(self.program, backend)
+        self.given = tuned.tokens if tuned and tuned.in_pages else 0  # K/V entries before a sequence's own
+        self.shift = self.given if tuned and tuned.has_positions else 0  # of positions
+        self.pages_each = -(-(self.given + length) // PAGE_TOKENS)
+        given = -(-self.given // PAGE_TOKENS)
+        count = given + self.pages_each * sequences
+        self.pages = list(range(given, count))[::-1]  # any order must do
         self.tokens = tokens
         self.executable = backend.load(
             self.program,
-            load_weights(backend, self.program, checkpoint, quantization=quantization),
+            weights,
             tokens=tokens,
             sequences=sequences,
             logit_rows=tokens,
@@ -53,11 +64,16 @@ class Runner:
             page_tokens=PAGE_TOKENS,
             kv_dtype=kv_dtype,
         )
+        if tuned:
+            tuned.fill(self.executable, self.program)
+        for i in range(given):
+            for sequence in range(sequences):
+                self.executable.copy_page(i, self.pages[sequence * self.pages_each + i])
 
     def step(self, parts: Sequence[Part]) -> np.ndarray:
         """Logits (rows of all parts, vocab)."""
         starts = np.cumsum([0, *(len(part.ids) for part in parts)]).tolist()
-        lengths = [part.before + len(part.ids) for part in parts]
+        lengths = [self.given + part.before + len(part.ids) for part in parts]
         pages = [
             self.pages[part.sequence * self.pages_each :][: -(-n // PAGE_TOKENS)] for part, n in zip(parts, lengths, strict=True)
         ]
@@ -69,9 +85,9 @@ class Runner:
             if part.prompt:
                 context, kept = part.prompt.index(end), next(part.prompt.index(token) for token in held if token in part.prompt)
             indices = range(part.before, part.before + len(part.ids))
-            positions += [i if not part.prompt or i < context else kept for i in indices]
+            positions += [self.shift + (i if not part.prompt or i < context else kept) for i in indices]
             places["block_positions"] += [0 if not part.prompt or i < context else i - context + 1 for i in indices]
-            places["context"].append(context)
+            places["context"].append(self.given + context)
         self.executable.run(
             ids=[token for part in parts for token in part.ids],
             positions=positions,
@@ -80,7 +96,7 @@ class Runner:
             page_start=np.cumsum([0, *map(len, pages)]).tolist(),
             pages=[page for own in pages for page in own],
             logit_rows=[start + row for start, part in zip(starts, parts, strict=False) for row in part.rows],
-            prompt_length=[part.prompt_length for part in parts],
+            prompt_length=[self.shift + part.prompt_length for part in parts],
             **(places if end >= 0 or whole else {}),
         )
         return self.executable.logits().copy()

@@ -439,6 +439,7 @@ class PlainChatGlm1(torch.nn.Module):
     def __init__(self, tensors: Tensors, heads: int, end: int) -> None:
         super().__init__()
         self.tensors, self.heads, self.end = tensors, heads, end
+        self.past = torch.zeros(TINY["num_hidden_layers"], 2, heads, 0, TINY["hidden_size"] // heads)  # keys and values of a prefix
 
     def linear(self, x: torch.Tensor, name: str) -> torch.Tensor:
         return torch.nn.functional.linear(x, self.tensors[f"{name}.weight"], self.tensors[f"{name}.bias"])
@@ -461,6 +462,7 @@ class PlainChatGlm1(torch.nn.Module):
         position = torch.where(index < context, index, context - 1)
         block = (index - context + 1).clamp(min=0)
         unseen = (index[None, :] > index[:, None]) & (index[None, :] >= context)
+        unseen = torch.cat([torch.zeros(length, self.past.shape[3], dtype=torch.bool), unseen], dim=1)
         x, scale = self.tensors["transformer.word_embeddings.weight"][ids[0]], 56**0.5
         for i in range(TINY["num_hidden_layers"]):
             module = f"transformer.layers.{i}"
@@ -468,6 +470,7 @@ class PlainChatGlm1(torch.nn.Module):
             qkv = self.linear(h, f"{module}.attention.query_key_value").view(length, self.heads, -1).transpose(0, 1)
             q, k, v = qkv.chunk(3, -1)
             q, k = (torch.cat([self.rotated(a, position), self.rotated(b, block)], -1) for a, b in (q.chunk(2, -1), k.chunk(2, -1)))
+            k, v = (torch.cat([past, own], dim=1) for past, own in zip(self.past[i], (k, v), strict=True))
             scores = (q @ k.transpose(1, 2) / q.shape[-1] ** 0.5).masked_fill(unseen, -torch.inf)
             attended = (scores.softmax(-1) @ v).transpose(0, 1).reshape(length, -1)
             x = scale * h + self.linear(attended, f"{module}.attention.dense")

@@ -46,6 +46,10 @@ class Executable {
   // Copies the K/V entries of page `from` to page `to` in every layer (copy-on-write), after the steps enqueued so far.
   virtual void copy_page(int32_t from, int32_t to) = 0;
 
+  // K/V entries of a layer that are given, not computed: keys (tokens, kv_heads, head_dim) and values (tokens, kv_heads, v_dim),
+  // from index 0 on in the pages from 0 on. Before the first step.
+  void fill_pages(int32_t layer, std::span<const float> keys, std::span<const float> values);
+
   // After a step has failed: whether the device can run nothing any more, until the process starts anew.
   virtual bool lost() const { return false; }
 
@@ -69,6 +73,9 @@ class Executable {
   virtual int64_t buffer_bytes() const = 0;
   // Seconds spent in each op of program().ops since the load; empty where a backend does not measure them.
   virtual std::vector<double> op_seconds() const { return {}; }
+
+ private:
+  virtual void fill(int32_t layer, int64_t tokens, const float* keys, const float* values);  // the sizes are checked
 };
 
 // A weight of three sizes, packed matrix by matrix, so that no more than one of them is unpacked at a time.

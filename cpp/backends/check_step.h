@@ -8,12 +8,14 @@ namespace maga {
 // What a program can take, found once.
 struct StepBounds {
   explicit StepBounds(const Program& program)
-      : keeps_kv(!program.cache_layers.empty()), vocab(program.vocab), positions(program.table_positions()) {
+      : keeps_kv(!program.cache_layers.empty()),
+        vocab(program.vocab + program.virtual_tokens),
+        positions(program.table_positions()) {
     for (const RopeTable& table : program.rope_tables) by_block |= table.by_block;
   }
 
   bool keeps_kv;          // whether it has K/V pages
-  int64_t vocab;          // bounds token ids
+  int64_t vocab;          // bounds token ids: of the vocabulary, and virtual ones
   int64_t positions;      // bounds positions; 0: nothing does
   bool by_block = false;  // whether it reads block positions
 };

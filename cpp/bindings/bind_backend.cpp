@@ -215,6 +215,13 @@ void bind_executable(py::module_& m) {
              const int64_t width = e.program().logits_width();
              return py::array_t<float>({static_cast<int64_t>(logits.size()) / width, width}, logits.data());
            })
+      .def(
+          "fill_pages",
+          [](Executable& e, int32_t layer, const FloatRows& keys, const FloatRows& values) {
+            e.fill_pages(layer, {keys.data(), static_cast<size_t>(keys.size())},
+                         {values.data(), static_cast<size_t>(values.size())});
+          },
+          py::arg("layer"), py::arg("keys"), py::arg("values"))
       .def("copy_page", &Executable::copy_page, py::arg("source"), py::arg("target"))
       .def(
           "write_value",

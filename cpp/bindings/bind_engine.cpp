@@ -129,20 +129,25 @@ void bind_engine(py::module_& m) {
   py::class_<Engine, std::unique_ptr<Engine, DeleteReleased>>(m, "Engine")
       .def(py::init([](std::shared_ptr<Backend> backend, std::unique_ptr<Executable> model, int max_sequences, int token_budget,
                        int max_queue, int64_t max_sequence_length, bool prefix_cache, std::string fault, double bytes_per_second,
-                       double flops_per_second, std::vector<double> weight_bytes) {
+                       double flops_per_second, std::vector<double> weight_bytes, std::vector<int32_t> prefix, bool prefix_in_pages,
+                       bool prefix_has_positions) {
              return std::unique_ptr<Engine, DeleteReleased>(new Engine(std::move(backend), std::move(model),
                                                                        {.max_sequences = max_sequences,
                                                                         .token_budget = token_budget,
                                                                         .max_queue = max_queue,
                                                                         .max_sequence_length = max_sequence_length,
                                                                         .prefix_cache = prefix_cache,
+                                                                        .prefix = std::move(prefix),
+                                                                        .prefix_in_pages = prefix_in_pages,
+                                                                        .prefix_has_positions = prefix_has_positions,
                                                                         .rates = {bytes_per_second, flops_per_second},
                                                                         .weight_bytes = std::move(weight_bytes),
                                                                         .fault = std::move(fault)}));
            }),
            py::arg("backend"), py::arg("model"), py::kw_only(), py::arg("max_sequences"), py::arg("token_budget"),
            py::arg("max_queue"), py::arg("max_sequence_length") = 0, py::arg("prefix_cache") = true, py::arg("fault") = "",
-           py::arg("bytes_per_second") = 0.0, py::arg("flops_per_second") = 0.0, py::arg("weight_bytes") = std::vector<double>{})
+           py::arg("bytes_per_second") = 0.0, py::arg("flops_per_second") = 0.0, py::arg("weight_bytes") = std::vector<double>{},
+           py::arg("prefix") = std::vector<int32_t>{}, py::arg("prefix_in_pages") = false, py::arg("prefix_has_positions") = true)
       .def("set_vocabulary", &Engine::set_vocabulary, py::arg("token_bytes"))
       .def(
           "submit",

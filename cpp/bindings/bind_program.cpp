@@ -58,7 +58,8 @@ py::object view(const View& v) { return v ? py::object(py::make_tuple(v.value, v
 // Every field of an op under its C++ name.
 struct Describe {
   py::dict operator()(const Embed& o) const {
-    return py::dict(py::arg("out") = view(o.out), py::arg("table") = o.table, py::arg("scale") = o.scale);
+    return py::dict(py::arg("out") = view(o.out), py::arg("table") = o.table, py::arg("scale") = o.scale,
+                    py::arg("virtual_table") = o.virtual_table);
   }
   py::dict operator()(const AddPositions& o) const {
     return py::dict(py::arg("out") = view(o.out), py::arg("in") = view(o.in), py::arg("table") = o.table,
@@ -293,6 +294,8 @@ void bind_program(py::module_& m) {
   program.def(py::init<>())
       .def_readwrite("family", &Program::family)
       .def_readwrite("vocab", &Program::vocab)
+      .def_readonly("virtual_tokens", &Program::virtual_tokens)
+      .def("add_virtual_tokens", &Program::add_virtual_tokens, py::arg("table"))
       .def_readwrite("embeds", &Program::embeds)
       .def_property_readonly("logits_width", &Program::logits_width)
       .def_readwrite("max_positions", &Program::max_positions)

@@ -34,8 +34,16 @@ void check_options(const EngineOptions& options, const Executable& model) {
   MAGA_REQUIRE(options.max_queue >= 1, "max_queue is ", options.max_queue, ": it must be at least 1");
   MAGA_REQUIRE(options.max_sequence_length >= 0, "max_sequence_length is ", options.max_sequence_length,
                ": it must be 0 (the model's) or above");
+  const Program& program = model.program();
+  for (const int32_t token : options.prefix)
+    MAGA_REQUIRE(token >= program.vocab && (options.prefix_in_pages || token < program.vocab + program.virtual_tokens),
+                 "the prefix has the token id ", token, ": ids must be in [", program.vocab, ", ",
+                 program.vocab + program.virtual_tokens, "), those of virtual tokens");
   MAGA_REQUIRE(limits.pages >= 1 && limits.page_tokens >= 1, "the K/V cache has ", limits.pages, " pages of ", limits.page_tokens,
                " tokens: it needs at least one");
+  const auto prefix = static_cast<int64_t>(options.prefix.size());
+  MAGA_REQUIRE(prefix == 0 || (!program.embeds && prefix + 1 < longest_sequence(options, model)), "a prefix of ", prefix,
+               " tokens leaves no room for a prompt and its answer");
 }
 
 }  // namespace
@@ -115,7 +123,8 @@ struct Engine::State {
                  " tokens: this model must see all of a prompt in one step, and a step carries at most ", options.token_budget,
                  " (max_num_batched_tokens)");
     MAGA_REQUIRE(!embeds || request.sequences == 1, "sequences is ", request.sequences, ": an embedding has one");
-    MAGA_REQUIRE(prompt < longest + embeds, "the prompt has ", prompt, " tokens: it must have fewer than ", longest + embeds,
+    const int64_t prefix = static_cast<int64_t>(options.prefix.size()), room = longest - prefix + embeds;
+    MAGA_REQUIRE(prompt < room, "the prompt has ", prompt, " tokens: it must have fewer than ", room,
                  ", the longest sequence (max_sequence_length, and what fits into the K/V cache of ", limits.pages, " pages of ",
                  limits.page_tokens, " tokens)");
     for (const int32_t token : request.prompt)
@@ -124,9 +133,9 @@ struct Engine::State {
       const int64_t part = place_of(context.end, request.prompt);
       MAGA_REQUIRE(part >= 0, "the prompt has no token ", context.end,
                    ", which must stand behind the part that is read as a whole");
-      const int64_t most = options.token_budget - options.max_sequences;
+      const int64_t most = options.token_budget - options.max_sequences - (options.prefix_in_pages ? 0 : prefix);
       MAGA_REQUIRE(part <= most, "the prompt has ", part, " tokens before its answer, which are read as a whole: at most ", most,
-                   " fit into a step (token_budget less max_sequences)");
+                   " fit into a step (token_budget less max_sequences and prefix)");
     }
     request.params.validate(vocab);
     MAGA_REQUIRE(request.sequences >= 1 && request.sequences <= options.max_sequences, "sequences is ", request.sequences,
@@ -143,21 +152,24 @@ struct Engine::State {
 
   std::shared_ptr<AcceptedRequest> accept(Request request) const {
     auto accepted = std::make_shared<AcceptedRequest>();
+    accepted->prefix = static_cast<int64_t>(options.prefix.size());
+    request.prompt.insert(request.prompt.begin(), options.prefix.begin(), options.prefix.end());
     const int64_t prompt = static_cast<int64_t>(request.prompt.size());
+    const int64_t unplaced = accepted->unplaced = options.prefix_has_positions ? 0 : accepted->prefix;
     // From some length on (dynamic rope) the keys of a prompt depend on its length, so only prompts of the same length share pages;
     // those of output tokens from there on depend on their own position too, and are not shared at all.
-    const bool by_length = length_dependent_from > 0 && prompt >= length_dependent_from;
+    const bool by_length = length_dependent_from > 0 && prompt - unplaced >= length_dependent_from;
     accepted->salt = concat(by_length ? prompt : 0, ":", request.cache_salt);
     accepted->long_salt = concat("long:", request.cache_salt);
     accepted->long_from = long_from;
     accepted->cacheable_tokens =
-        length_dependent_from > 0 ? std::max(prompt, length_dependent_from - 1) : std::numeric_limits<int64_t>::max();
+        length_dependent_from > 0 ? std::max(prompt, unplaced + length_dependent_from - 1) : std::numeric_limits<int64_t>::max();
     if (context.whole) accepted->context = prompt;
     if (context.end != kNone) {
       accepted->context = place_of(context.end, request.prompt);
       for (const int32_t held : context.held)
         if (const int64_t place = place_of(held, request.prompt); place >= 0) {
-          accepted->held_position = place;
+          accepted->held_position = place - unplaced;
           break;
         }
     }

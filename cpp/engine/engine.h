@@ -16,8 +16,11 @@ struct EngineOptions {
   int max_sequences = 64;           // running at once
   int token_budget = 512;           // tokens a step may carry
   int max_queue = 1024;             // requests waiting; above: BusyError
-  int64_t max_sequence_length = 0;  // prompt and output together; 0: Program::max_positions
+  int64_t max_sequence_length = 0;  // prefix, prompt and output together; 0: Program::max_positions
   bool prefix_cache = true;
+  std::vector<int32_t> prefix;   // virtual tokens before every prompt, ids behind the vocabulary: no request sees or counts them
+  bool prefix_in_pages = false;  // its K/V entries are in the model's first pages already (Executable::fill_pages) and stay there
+  bool prefix_has_positions = true;  // prompts have the positions behind it; false: those from 0 on
   // With both given, the least times of steps are counted (EngineStats::least): the device's rates, the sizes of the weights.
   Rates rates = {};
   std::vector<double> weight_bytes = {};
@@ -25,7 +28,7 @@ struct EngineOptions {
 };
 
 struct EngineStats {
-  // Gauges.
+  // Gauges. Pinned pages of a prefix count as live.
   int64_t waiting = 0, running = 0;                                           // sequences
   int64_t pages_total = 0, pages_live = 0, pages_cached = 0, pages_free = 0;  // live + cached + free == total
   // Counters since start. A request whose sequences end differently counts as failed before cancelled before finished.

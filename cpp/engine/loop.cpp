@@ -16,7 +16,9 @@ double unix_seconds() { return std::chrono::duration<double>(std::chrono::system
 int64_t longest_sequence(const EngineOptions& options, const Executable& model) {
   const Limits& limits = model.limits();
   const int64_t wanted = options.max_sequence_length > 0 ? options.max_sequence_length : model.program().max_positions;
-  const int64_t pool = limits.pages * limits.page_tokens;
+  // No sequence has a page of its own for a pinned one that is not full.
+  const int64_t unusable = options.prefix_in_pages && options.prefix.size() % limits.page_tokens != 0;
+  const int64_t pool = (limits.pages - unusable) * limits.page_tokens;
   return wanted > 0 ? std::min(wanted, pool) : pool;
 }
 
@@ -39,6 +41,7 @@ Loop::Loop(std::shared_ptr<Backend> backend, std::unique_ptr<Executable> model, 
     step.entries.reserve(options.max_sequences);
     step.draws.reserve(options.max_sequences);
   }
+  if (options.prefix_in_pages) pin(options);
 }
 
 void Loop::insert(Queue* queue, std::unique_ptr<Sequence> sequence) {

@@ -20,8 +20,8 @@
 //     is computed anew with the keys of long sequences, as a preempted one is.
 //
 // Only commit changes what a sequence has generated, and only tokens of committed steps enter the prefix cache; a failure before it
-// ends the sequences of the step and leaves the rest as it was. Every page is held by the sequences that list it, or cached, or
-// free.
+// ends the sequences of the step and leaves the rest as it was. Every page is held by the sequences that list it, or pinned,
+// or cached, or free.
 #pragma once
 
 #include <array>
@@ -82,6 +82,8 @@ class Loop {
   void apply(const Plan& plan, StepInFlight* next);
   void admit(std::unique_ptr<Sequence> sequence);
   void preempt(Sequence* sequence);
+  void pin(const EngineOptions& options);
+  std::span<const int32_t> behind_pinned(std::span<const int32_t> tokens) const;
   bool take_pages(Sequence* sequence, int64_t tokens);
   void build(StepInFlight* next);
   void add_draws(StepInFlight* next, Entry* entry);
@@ -111,8 +113,12 @@ class Loop {
   PrefixCache cache_;
   Scheduler scheduler_;
   StepBuilder builder_;
-  Queue running_, waiting_;  // in the order of Sequence::runs_before
-  Queue leaving_;            // ended, but part of a step in flight; they hold no pages
+  // The pages of a prefix whose K/V entries were given, held for ever. A sequence starts with them; its Position in the prefix
+  // cache begins behind the full ones, and of the last one it gets a copy if that is not full.
+  std::vector<int32_t> pinned_;
+  int64_t pinned_tokens_ = 0, pinned_full_ = 0;  // in them; full pages of them
+  Queue running_, waiting_;                      // in the order of Sequence::runs_before
+  Queue leaving_;                                // ended, but part of a step in flight; they hold no pages
   EngineStats stats_;
   LapTimer timer_;
 

@@ -122,7 +122,8 @@ void Loop::commit(const StepInFlight& step) {
       continue;
     }
     const int64_t cacheable = std::min(entry.end, sequence->request->cacheable_tokens);
-    cache_.insert(sequence->salt(), std::span(sequence->tokens).first(cacheable), sequence->pages, &sequence->cached);
+    cache_.insert(sequence->salt(), behind_pinned(std::span(sequence->tokens).first(cacheable)),
+                  std::span(sequence->pages).subspan(pinned_full_), &sequence->cached);
     if (entry.row < 0) continue;
     if (!sequence->siblings.empty()) fork(sequence, entry);
     model_->program().embeds ? deliver(sequence, choice_of(entry, sequence->index))

@@ -49,8 +49,9 @@ const Plan& Loop::plan() {
   for (const auto& s : waiting_) {
     slots += s->slots();
     if (slots > rules.max_sequences || tokens >= rules.token_budget) break;
-    const auto match = cache_.peek(s->salt(), s->matchable());
-    const int64_t computed = match.pages * rules.page_tokens;
+    auto match = cache_.peek(s->salt(), behind_pinned(s->matchable()));
+    int64_t computed = (pinned_full_ + match.pages) * rules.page_tokens;
+    if (computed < pinned_tokens_) computed = pinned_tokens_, ++match.unheld;  // the last page is copied
     waiting_view_.push_back({.known = s->known(),
                              .computed = computed,
                              .pages = {},
@@ -103,14 +104,21 @@ void Loop::apply(const Plan& plan, StepInFlight* next) {
 
 void Loop::admit(std::unique_ptr<Sequence> sequence) {
   AcceptedRequest& request = *sequence->request;
-  sequence->cached = cache_.match(sequence->salt(), sequence->matchable(), &sequence->pages);
-  sequence->computed = sequence->cached.pages * cache_.page_tokens();
+  auto& pages = sequence->pages;
+  pages.assign(pinned_.begin(), pinned_.begin() + pinned_full_);
+  for (const int32_t page : pages) cache_.hold(page);
+  sequence->cached = cache_.match(sequence->salt(), behind_pinned(sequence->matchable()), &pages);
+  sequence->computed = static_cast<int64_t>(pages.size()) * cache_.page_tokens();
+  if (sequence->computed < pinned_tokens_) {
+    cache_.hold(pages.emplace_back(pinned_.back()));
+    sequence->computed = pinned_tokens_;
+  }
   if (news.mark_started(&request)) {
     request.wait_seconds = seconds_between(request.submitted, Clock::now());
-    request.cached_tokens = sequence->computed;
-    stats_.prompt_tokens += sequence->known();
+    request.cached_tokens = std::max<int64_t>(0, sequence->computed - request.prefix);
+    stats_.prompt_tokens += sequence->known() - request.prefix;
     stats_.cached_tokens += request.cached_tokens;
-    if (has_penalty(request.request.params)) sequence->counts.add_prompt(request.request.prompt);
+    if (has_penalty(request.request.params)) sequence->counts.add_prompt(std::span(request.request.prompt).subspan(request.prefix));
   }
   insert(&running_, std::move(sequence));
 }
@@ -127,6 +135,22 @@ void Loop::preempt(Sequence* sequence) {
   const auto at = std::find_if(running_.begin(), running_.end(), [&](const auto& s) { return s.get() == sequence; });
   insert(&waiting_, std::move(*at));
   running_.erase(at);
+}
+
+// Takes the first pages, which hold the prefix, out of circulation.
+void Loop::pin(const EngineOptions& options) {
+  pinned_tokens_ = static_cast<int64_t>(options.prefix.size());
+  pinned_full_ = pinned_tokens_ / cache_.page_tokens();
+  for (int64_t i = 0; i < cache_.pages_for(pinned_tokens_); ++i) {
+    const int32_t page = cache_.allocate();
+    MAGA_REQUIRE(page == i, "a prefix of ", pinned_tokens_, " tokens does not fit into the K/V cache of ", cache_.pool().total(),
+                 " pages of ", cache_.page_tokens(), " tokens");
+    pinned_.push_back(page);
+  }
+}
+
+std::span<const int32_t> Loop::behind_pinned(std::span<const int32_t> tokens) const {
+  return tokens.subspan(std::min(tokens.size(), static_cast<size_t>(pinned_full_ * cache_.page_tokens())));
 }
 
 // Makes room for the next tokens: a page of its own where it would write into a shared one, and new pages behind. What was taken

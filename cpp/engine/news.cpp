@@ -13,7 +13,7 @@ Event& News::report(const Sequence& sequence, int32_t index) {
                                    .tokens = {},
                                    .logprobs = {},
                                    .error = {},
-                                   .prompt_tokens = sequence.prompt_tokens(),
+                                   .prompt_tokens = sequence.prompt_tokens() - request.prefix,
                                    .cached_tokens = request.cached_tokens,
                                    .output_tokens = sequence.output_tokens(),
                                    .steps = sequence.steps,

@@ -25,6 +25,8 @@ struct AcceptedRequest {
   uint64_t id = 0;
   Request request;
   uint64_t seed = 0;
+  int64_t prefix = 0;            // tokens of EngineOptions::prefix, with which the prompt begins
+  int64_t unplaced = 0;          // of them, those without a position
   std::string salt, long_salt;   // of its pages in the prefix cache; the second while a sequence is long
   int64_t cacheable_tokens = 0;  // K/V entries up to here may enter the prefix cache
   int64_t whole_tokens = 0;      // see PlanSequence
@@ -75,7 +77,7 @@ struct Sequence {
   int64_t known() const { return static_cast<int64_t>(tokens.size()); }
   int64_t coming() const { return known() + pending; }  // known once the steps in flight are committed
   // Whether the next token needs the keys of long sequences, and the keys so far are not.
-  bool grows_long() const { return !is_long && request->long_from > 0 && coming() >= request->long_from; }
+  bool grows_long() const { return !is_long && request->long_from > 0 && coming() - request->unplaced >= request->long_from; }
   const std::string& salt() const { return is_long ? request->long_salt : request->salt; }
   int64_t prompt_tokens() const { return static_cast<int64_t>(request->request.prompt.size()); }
   int64_t output_tokens() const { return known() - prompt_tokens(); }

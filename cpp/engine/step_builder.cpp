@@ -24,11 +24,12 @@ void StepBuilder::clear() {
 
 int32_t StepBuilder::add(const Sequence& sequence, int64_t tokens, int64_t page_tokens) {
   const Request& request = sequence.request->request;
-  const int64_t end = sequence.computed + tokens, context = sequence.request->context;
+  const int64_t end = sequence.computed + tokens, context = sequence.request->context, unplaced = sequence.request->unplaced;
   for (int64_t i = sequence.computed; i < end; ++i) {
     ids_.push_back(i < sequence.known() ? sequence.tokens[i] : -1 - sequence.draw);
     const int64_t shift = i >= request.segment_start ? request.segment_shift : 0;
-    positions_.push_back(static_cast<int32_t>(context == 0 || i < context ? i + shift : sequence.request->held_position));
+    positions_.push_back(
+        static_cast<int32_t>(context == 0 || i < context ? i - unplaced + shift : sequence.request->held_position));
     block_positions_.push_back(static_cast<int32_t>(context == 0 || i < context ? 0 : i - context + 1));
   }
   context_.push_back(static_cast<int32_t>(context));
@@ -38,7 +39,7 @@ int32_t StepBuilder::add(const Sequence& sequence, int64_t tokens, int64_t page_
   sequence_start_.push_back(static_cast<int32_t>(ids_.size()));
   page_start_.push_back(static_cast<int32_t>(pages_.size()));
   kv_length_.push_back(static_cast<int32_t>(end));
-  const int64_t prompt = sequence.prompt_tokens();
+  const int64_t prompt = sequence.prompt_tokens() - unplaced;
   prompt_length_.push_back(static_cast<int32_t>(sequence.is_long ? std::max(prompt, sequence.request->long_from) : prompt));
   if (end < sequence.coming()) return -1;
   logit_rows_.push_back(static_cast<int32_t>(ids_.size()) - 1);

@@ -28,11 +28,12 @@ enum class BoundKind : uint8_t { clamp, tanh };
 enum class PoolKind : uint8_t { first, last, mean };
 enum class ScoreKind : uint8_t { softmax, sigmoid };
 
-// out[t] = table[ids[t]] * scale
+// out[t] = table[ids[t]] * scale, or virtual_table[ids[t] - vocab] of the ids behind the vocabulary
 struct Embed {
   View out;
   WeightId table = kNone;  // (vocab, width)
   float scale = 1;
+  WeightId virtual_table = kNone;  // (Program::virtual_tokens, width)
 };
 
 // out[t] = in[t] + table[position of t / divisor + offset]: learned positions, or segments of `divisor` positions

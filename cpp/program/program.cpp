@@ -98,6 +98,9 @@ class Validation {
     rows(op.out, Rows::tokens);
     matrix("table", op.table, p_.vocab, op.out.width);
     require(std::isfinite(op.scale), "scale is ", op.scale);
+    require((op.virtual_table != kNone) == (p_.virtual_tokens > 0), "virtual_table is ", op.virtual_table, " with ",
+            p_.virtual_tokens, " virtual tokens");
+    if (op.virtual_table != kNone) matrix("virtual_table", op.virtual_table, p_.virtual_tokens, op.out.width);
   }
 
   void check(const AddPositions& op) {
@@ -394,6 +397,14 @@ class Validation {
 }  // namespace
 
 void Program::validate() const { Validation(*this).run(); }
+
+void Program::add_virtual_tokens(WeightId table) {
+  MAGA_REQUIRE(table >= 0 && table < static_cast<WeightId>(weights.size()) && weights[table].shape.size() == 2, "weight ", table,
+               " of ", weights.size(), " is no table of virtual tokens: it needs two sizes");
+  virtual_tokens = weights[table].shape[0];
+  for (Op& op : ops)
+    if (auto* embed = std::get_if<Embed>(&op)) embed->virtual_table = table;
+}
 
 namespace {
 

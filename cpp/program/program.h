@@ -61,6 +61,7 @@ struct ContextRule {
 struct Program {
   std::string family;
   int64_t vocab = 0;
+  int64_t virtual_tokens = 0;  // ids behind the vocabulary: tuned embeddings, which no text has and no logit stands for
   int64_t max_positions = 0;
   std::vector<Value> values;
   std::vector<WeightSpec> weights;
@@ -74,6 +75,9 @@ struct Program {
   std::vector<ValueId> outputs;  // kept readable after a run, besides `logits`
   ValueId logits = kNone;        // Rows::logits; width vocab, unless `embeds`
   bool embeds = false;           // `logits` are no logits but an embedding of the prompt, or scores of it
+
+  // Gives every Embed the rows of `table`, (virtual_tokens, width), for the ids behind the vocabulary.
+  void add_virtual_tokens(WeightId table);
 
   // Checks every op's widths, weights and order (no value is read before it is written); throws Error naming the op.
   void validate() const;

@@ -107,6 +107,10 @@ class Config(BaseModel):
     sparse_config_file: str = _setting(
         "", "JSON file that says how the layers of a pruned model differ (layer_head_num, layer_inter_size)"
     )
+    ptuning_path: str = _setting(
+        "",
+        "folder of what was tuned to stand before every prompt (PEFT, P-Tuning v2); empty: the checkpoint's own `ptuning`, if any",
+    )
     model_type: str = _setting("", "model family; empty: read from the checkpoint")
     task: Annotated[Literal["auto", "generate", "embed", "score"], BeforeValidator(_task_name)] = _setting(
         "auto", "what the model is served for; auto: what its files say", env=("TASK", "TASK_TYPE", "EMBEDDING_MODEL")

@@ -42,6 +42,7 @@ class Description:
     task: Task
     segment_shift: int  # of the positions of a second text
     embedding_width: int  # 0: the model generates
+    prefix: str  # "8 virtual tokens from /path" before every prompt; "": none
 
 
 class Runtime:

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from maga_transformer import _core, checkpoint, loader, models, tokenizer
+from maga_transformer.adapters.ptuning import Tuned, find_ptuning, open_ptuning
 from maga_transformer.checkpoint.files import read_json_object
 from maga_transformer.config import Config, ConfigError
 from maga_transformer.device import Device, compute_dtype, cuda_backend, find_device
 from maga_transformer.generate_config import GenerateConfig
 from maga_transformer.memory import available_bytes
+from maga_transformer.models import Family
 from maga_transformer.models.irregular import sparse_keys
 from maga_transformer.progress import loading_progress
 from maga_transformer.request import RequestError
@@ -45,22 +47,30 @@ def load_runtime(config: Config) -> Runtime:
     if config.sparse_config_file:
         source.config.update(read_sparse_config(config.sparse_config_file))
     program, family = models.build_program(source, config.model_type or None, config.task)
+    tuned = read_ptuning(config, program, family)
+    prefix = tuned.tokens if tuned else 0
     backend, own_kv_dtype = make_backend(config, device, source.dtype(family.embedding))
     words = tokenizer.load_tokenizer(config.tokenizer_path or None, source)
     kv_dtype = config.kv_cache_dtype if config.kv_cache_dtype != "auto" else own_kv_dtype
     page_tokens = config.seq_size_per_block
     page_bytes = program.page_bytes(page_tokens, kv_dtype)
-    context = config.max_seq_len or program.max_positions
-    if context > program.max_positions:
-        raise ConfigError(
-            f"MAX_SEQ_LEN={context}: the model has {program.max_positions} positions; valid: 1 to {program.max_positions}"
-        )
-    pool = Pool(config, page_bytes=page_bytes, context=context)
+    taken = tuned.tokens if tuned and tuned.has_positions else 0
+    positions = program.max_positions - taken
+    if positions < 1:
+        raise ConfigError(f"PTUNING_PATH: {prefix} virtual tokens leave none of the model's {program.max_positions} positions")
+    context = config.max_seq_len or positions
+    if context > positions:
+        less = f", {taken} of them taken by the tuned prompt (PTUNING_PATH)" if taken else ""
+        raise ConfigError(f"MAX_SEQ_LEN={context}: the model has {program.max_positions} positions{less}; valid: 1 to {positions}")
+    spare = int(tuned is not None and tuned.in_pages and prefix % page_tokens != 0)
+    pool = Pool(config, page_bytes=page_bytes, context=context, prefix=prefix, spare=spare)
     free = device.card.free_bytes if device.card else available_bytes()
     given = pool.given(free)  # a size that cannot be should not cost a load
 
     with loading_progress() as progress:
         weights = loader.load_weights(backend, program, source, progress=progress, quantization=config.quantization)
+    if tuned:
+        weights += tuned.add_to(program, backend)
 
     def executable(pages: int) -> _core.Executable:
         return backend.load(
@@ -84,15 +94,21 @@ def load_runtime(config: Config) -> Runtime:
     if pages == 0:
         pages = model.limits.pages
         pool.check(pages, measured)
+    if tuned:
+        tuned.fill(model, program)
     buffer_bytes = model.buffer_bytes
+    longest = pool.longest(pages)
     engine = _core.Engine(
         backend,
         model,
         max_sequences=config.max_num_seqs,
         token_budget=config.max_num_batched_tokens,
         max_queue=config.max_queue,
-        max_sequence_length=min(context, pages * page_tokens),
+        max_sequence_length=longest,
         prefix_cache=config.reuse_cache,
+        prefix=list(range(program.vocab, program.vocab + prefix)),
+        prefix_in_pages=tuned is not None and tuned.in_pages,
+        prefix_has_positions=tuned is None or tuned.has_positions,
         bytes_per_second=device.card.bytes_per_second if device.card else 0.0,
         flops_per_second=device.card.flops_per_second if device.card and kv_dtype != "fp32" else 0.0,
         weight_bytes=[float(weight.bytes) for weight in weights],
@@ -104,7 +120,7 @@ def load_runtime(config: Config) -> Runtime:
         names=config.served_model_name or [model_name(config.checkpoint_path)],
         family=program.family,
         device=backend.describe(),
-        context=min(context, pages * page_tokens),
+        context=longest - prefix,
         kv_dtype=kv_dtype,
         kv_bytes=pages * page_bytes,
         kv_tokens=pages * page_tokens,
@@ -117,6 +133,7 @@ def load_runtime(config: Config) -> Runtime:
         task=family.task,
         segment_shift=family.segment_shift(),
         embedding_width=program.logits_width if program.embeds else 0,
+        prefix=f"{prefix} virtual tokens from {tuned.file}" if tuned else "",
     )
     runtime = Runtime(config, engine, words, token_bytes, description)
     try:
@@ -133,6 +150,21 @@ def read_sparse_config(path: str) -> dict[str, Any]:
         return sparse_keys(read_json_object(path), path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"SPARSE_CONFIG_FILE={path}: {error}") from None
+
+
+def read_ptuning(config: Config, program: _core.Program, family: Family) -> Tuned | None:
+    """What stands before every prompt. ConfigError where it does not fit the model."""
+    folder = find_ptuning(config.ptuning_path, config.checkpoint_path)
+    if not folder:
+        return None
+    try:
+        if program.embeds:
+            raise ValueError("tuned prompts are for models that generate, this one embeds or scores")
+        tuned = open_ptuning(folder)
+        tuned.check(program, family)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"PTUNING_PATH={folder}: {error}") from None
+    return tuned
 
 
 def make_backend(config: Config, device: Device, stored: str) -> tuple[_core.Backend, str]:
@@ -159,10 +191,19 @@ class Pool:
     config: Config  # of the device: without zeros
     page_bytes: int
     context: int  # tokens of the longest sequence
+    prefix: int = 0  # and of what stands before it
+    spare: int = 0  # pages that no sequence can have: of a prefix, one that is copied
+
+    def _for(self, tokens: int) -> int:
+        return -(-(self.prefix + tokens) // self.config.seq_size_per_block) + self.spare
+
+    def longest(self, pages: int) -> int:
+        """Of a sequence, prefix included."""
+        return min(self.context + self.prefix, (pages - self.spare) * self.config.seq_size_per_block)
 
     @property
     def per_sequence(self) -> int:
-        return -(-self.context // self.config.seq_size_per_block)
+        return self._for(self.context)
 
     def given(self, free: int) -> tuple[int, str] | None:
         """The size that the user asked for; None: no size. `free`: available bytes. ConfigError when there are fewer."""
@@ -191,11 +232,11 @@ class Pool:
     def check(self, pages: int, why: str) -> None:
         """ConfigError when not even one sequence fits; a warning when the longest does not."""
         context_given = self.config.max_seq_len > 0
-        smallest = self.per_sequence if context_given else 1
+        smallest = self.per_sequence if context_given else self._for(2)
         if pages < smallest:
             raise ConfigError(
                 f"the K/V cache would have {pages} pages of {self.page_bytes >> 10} KiB ({why}), which is too little: "
-                f"{'MAX_SEQ_LEN=' + str(self.context) if context_given else 'one page'} needs "
+                f"{'MAX_SEQ_LEN=' + str(self.context) if context_given else 'the shortest sequence'} needs "
                 f"{smallest * self.page_bytes / 2**20:.1f} MiB; "
                 "raise KV_CACHE_MEM_MB" + (" or lower MAX_SEQ_LEN" if context_given else "")
             )
@@ -203,7 +244,7 @@ class Pool:
             log.warning(
                 "the K/V cache holds %d tokens (%s): the context is lowered from %d to that; set KV_CACHE_MEM_MB or "
                 "MAX_SEQ_LEN to choose",
-                pages * self.config.seq_size_per_block,
+                self.longest(pages) - self.prefix,
                 why,
                 self.context,
             )

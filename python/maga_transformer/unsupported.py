@@ -26,7 +26,6 @@ REFUSED: dict[str, tuple[frozenset[str], str]] = {
     "FP8_KV_CACHE": (_OFF, "not supported yet; valid: KV_CACHE_DTYPE=fp16, bf16 or fp32"),
     "BLOCKWISE_USE_FP8_KV_CACHE": (_OFF, "not supported yet; valid: KV_CACHE_DTYPE=fp16, bf16 or fp32"),
     "LORA_INFO": (frozenset({"", "{}"}), "LoRA adapters are not supported yet; valid: {}, or leave it unset"),
-    "PTUNING_PATH": (_UNSET, f"a P-Tuning prefix {_FILES}"),
     "MULTI_TASK_PROMPT": (_UNSET, f"a file of system prompts {_FILES}"),
     "MULTI_TASK_PROMPT_STR": (frozenset({"", "[]"}), f"a list of system prompts {_FILES}"),
     "EXTRA_DATA_PATH": (_UNSET, f"an extra artefact directory {_FILES}"),

@@ -27,6 +27,21 @@ def embed(form: Form, width: int, tokens: int, scale: float) -> Iterator[tuple[s
     yield f"embed-{form}-{width}-x{tokens}-scale{scale:g}", build
 
 
+def embed_virtual(form: Form, width: int, scale: float) -> Iterator[tuple[str, Builder]]:
+    """Ids behind the vocabulary have a table of their own, whose rows are not scaled."""
+
+    def build(rng: np.random.Generator) -> Case:
+        p = OpProgram(rng)
+        p.program.vocab = vocab = 83
+        p.program.embed(p.output("out", width), p.weight(matrix(rng, vocab, width, form)), scale)
+        p.program.add_virtual_tokens(p.weight(matrix(rng, 5, width, Form("fp32"))))
+        step = plain_step(9, rng, vocab)
+        step["ids"] = [vocab, vocab + 4, 0, vocab - 1, vocab + 2, *step["ids"][5:]]
+        return p.case([Run(step)])
+
+    yield f"embed-virtual-{form}-{width}-scale{scale:g}", build
+
+
 def add_positions(
     form: Form, width: int, spans: str, offset: int, in_place: bool, divisor: int = 1
 ) -> Iterator[tuple[str, Builder]]:
@@ -298,6 +313,8 @@ def table() -> Iterator[tuple[str, Builder]]:
     for form in [*dense_forms, q4, q8, Form("affine", 3, 16, True), Form("affine", 4, 0, False, 8, False)]:
         yield from embed(form, 96, 11, 1.0)
     yield from embed(Form("fp32"), 7, 1, 3.5)
+    yield from embed_virtual(Form("bf16"), 7, 3.5)
+    yield from embed_virtual(Form("affine", 4, 32, True), 96, 0.25)
     yield from embed(Form("bf16"), 131, 5, 0.25)
 
     for form, width, spans, offset, in_place in (

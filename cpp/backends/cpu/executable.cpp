@@ -118,10 +118,15 @@ void CpuExecutable::over_rows(const View& view, int64_t floats_per_row, Body&& b
 
 void CpuExecutable::run(const Embed& op) {
   const PackedWeight& table = matrix(op.table);
+  const PackedWeight* virtual_table = op.virtual_table == kNone ? nullptr : &matrix(op.virtual_table);
   const std::span<const int32_t> ids = batch_.step().ids;
   over_rows(op.out, op.out.width, [&](int64_t first, int64_t count, int) {
     for (int64_t row = first; row < first + count; ++row) {
       float* out = at(op.out) + row * stride(op.out);
+      if (ids[row] >= program_.vocab) {
+        unpack_row(*virtual_table, ids[row] - program_.vocab, out);
+        continue;
+      }
       unpack_row(table, ids[row], out);
       if (op.scale != 1) kernels_.scale(out, op.scale, op.out.width);
     }
@@ -251,6 +256,22 @@ void CpuExecutable::run(const Rope& op) {
                    .interleaved = turns.table().interleaved,
                    .turns = turns.tokens() + first});
   });
+}
+
+void CpuExecutable::fill(int32_t index, int64_t tokens, const float* keys, const float* values) {
+  const KvLayer& layer = pages_.layer(index);
+  std::vector<KvSlot> slots(tokens);
+  for (int64_t i = 0; i < tokens; ++i) {
+    const int64_t place = i % limits_.page_tokens;
+    slots[i] = {i / limits_.page_tokens * pages_.page_bytes(), place / kBlockTokens, place % kBlockTokens};
+  }
+  kernels_.write_kv({.k = keys,
+                     .k_stride = layer.kv_heads * layer.head_dim,
+                     .v = values,
+                     .v_stride = layer.kv_heads * layer.v_dim,
+                     .rows = tokens,
+                     .layer = layer,
+                     .slots = slots.data()});
 }
 
 void CpuExecutable::run(const PrepareQkv& op) {

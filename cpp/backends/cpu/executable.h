@@ -37,6 +37,8 @@ class CpuExecutable : public Executable {
   void plan_attention();
   void allocate_scratch();
 
+  void fill(int32_t layer, int64_t tokens, const float* keys, const float* values) override;
+
   void run(const Embed& op);
   void run(const AddPositions& op);
   void run(const LogScale& op);

@@ -193,6 +193,33 @@ void CudaExecutable::copy_page(int32_t from, int32_t to) {
                             cudaMemcpyDeviceToDevice, stream_.get()));
 }
 
+void CudaExecutable::fill(int32_t layer, int64_t tokens, const float* keys, const float* values) {
+  use_device(device_->id);
+  fill_half(kv_layer(layer), tokens, keys, true);
+  fill_half(kv_layer(layer), tokens, values, false);
+}
+
+// `from`: (tokens, kv_heads, width of a head). A page has the tokens of a head one after the other.
+void CudaExecutable::fill_half(const KvLayer& layer, int64_t tokens, const float* from, bool keys) {
+  const int64_t width = keys ? layer.head_dim : layer.v_dim, size = size_of(limits_.kv_dtype);
+  std::vector<float> by_head(static_cast<size_t>(tokens * layer.kv_heads * width));  // (kv_heads, tokens, width)
+  for (int64_t t = 0; t < tokens; ++t)
+    for (int64_t h = 0; h < layer.kv_heads; ++h)
+      std::copy_n(from + (t * layer.kv_heads + h) * width, width, by_head.data() + (h * tokens + t) * width);
+  const DeviceMemory staged(static_cast<int64_t>(by_head.size() * sizeof(float)), "given K/V entries");
+  copy_in(staged, by_head);
+  for (int64_t first = 0; first < tokens; first += layer.page_tokens)
+    for (int64_t h = 0; h < layer.kv_heads; ++h) {
+      const int64_t page = first / layer.page_tokens * layer.page_stride;
+      const int64_t offset = page + h * (keys ? layer.k_head_stride : layer.v_head_stride);
+      std::byte* to = static_cast<std::byte*>(keys ? layer.k : layer.v) + offset * size;
+      const int64_t count = std::min<int64_t>(layer.page_tokens, tokens - first);
+      narrow(queue_, limits_.kv_dtype, staged.as<const float>() + (h * tokens + first) * width, {to, width}, count,
+             static_cast<int>(width));
+    }
+  MAGA_CUDA(cudaStreamSynchronize(stream_.get()));
+}
+
 // --- values ---
 
 // On the stream of the kernels that will read it: a copy on another one may still be under way when it returns.

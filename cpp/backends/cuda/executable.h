@@ -60,6 +60,8 @@ class CudaExecutable : public Executable {
     Matrix k, v;
   };
 
+  void fill(int32_t layer, int64_t tokens, const float* keys, const float* values) override;
+  void fill_half(const KvLayer& layer, int64_t tokens, const float* from, bool keys);
   void check_weights() const;
   void copy_in(const DeviceMemory& to, std::span<const float> from);
   void find_routers();

@@ -6,7 +6,12 @@ namespace maga::cuda {
 
 void CudaExecutable::run(const Embed& op) {
   embed(queue_, device_->compute, step_,
-        {.table = data(op.table), .out = matrix(op.out), .width = static_cast<int>(op.out.width), .scale = op.scale});
+        {.table = data(op.table),
+         .virtual_table = op.virtual_table == kNone ? nullptr : data(op.virtual_table),
+         .out = matrix(op.out),
+         .vocab = static_cast<int>(program_.vocab),
+         .width = static_cast<int>(op.out.width),
+         .scale = op.scale});
 }
 
 void CudaExecutable::run(const AddPositions& op) {

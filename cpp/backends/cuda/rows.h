@@ -2,6 +2,8 @@
 // of the program (f32, f16, bf16); arithmetic is fp32 inside. A row of a value: base + row * stride, in elements.
 #pragma once
 
+#include <limits>
+
 #include "backends/cuda/device_step.h"
 #include "backends/cuda/queue.h"
 #include "core/dtype.h"
@@ -21,10 +23,12 @@ struct Slabs {
   const void* bias = nullptr;  // (width) or null
 };
 
-// out[t] = table[id of token t] * scale, ids below 0 resolved through step.chosen
+// As Embed of program/ops.h, ids below 0 resolved through step.chosen.
 struct EmbedArgs {
-  const void* table = nullptr;  // (vocab, width)
+  const void* table = nullptr;          // (vocab, width)
+  const void* virtual_table = nullptr;  // (virtual tokens, width)
   Matrix out;
+  int vocab = std::numeric_limits<int>::max();  // ids from here on are virtual
   int width = 0;
   float scale = 1;
 };

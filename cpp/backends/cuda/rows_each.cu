@@ -9,7 +9,9 @@ struct Embedding {
   static constexpr int kWidth = N;
   using Operands = Vector<T, N>;
   const T* table;
+  const T* virtual_table;
   Rows<T> out;
+  int vocab;
   int width;
   float scale;
   const int32_t* ids;
@@ -18,13 +20,14 @@ struct Embedding {
   __device__ __forceinline__ void load(int row, int column, Operands& x) const {
     int32_t id = ids[row];
     if (id < 0) id = chosen[-1 - id];
-    x.load(table + int64_t{id} * width + column);
+    x.load(id < vocab ? table + int64_t{id} * width + column : virtual_table + int64_t{id - vocab} * width + column);
   }
   __device__ __forceinline__ void store(int row, int column, Operands& x) const {
     float y[N];
     x.get(y);
+    const float factor = ids[row] < vocab ? scale : 1.0f;
 #pragma unroll
-    for (int i = 0; i < N; ++i) y[i] *= scale;
+    for (int i = 0; i < N; ++i) y[i] *= factor;
     x.set(y);
     x.store(out.at(row, column));
   }
@@ -218,14 +221,18 @@ void launch_activation(const Queue& queue, const ActivationArgs& args) {
 void embed(const Queue& queue, DType type, const DeviceStep& step, const EmbedArgs& args) {
   with_type(type, [&](auto element) {
     using T = decltype(element);
-    const Matrix table{const_cast<void*>(args.table), args.width};
-    with_vector<T>([&](int n) { return takes_vectors<T>(table, args.width, n) && takes_vectors<T>(args.out, args.width, n); },
-                   [&](auto n) {
-                     launch_each(queue,
-                                 Embedding<T, n()>{static_cast<const T*>(args.table), Rows<T>(args.out), args.width, args.scale,
-                                                   step.ids, step.chosen},
-                                 step.tokens, args.width);
-                   });
+    const Matrix table{const_cast<void*>(args.table), args.width}, virtual_table{const_cast<void*>(args.virtual_table), args.width};
+    with_vector<T>(
+        [&](int n) {
+          return takes_vectors<T>(table, args.width, n) && takes_vectors<T>(virtual_table, args.width, n) &&
+                 takes_vectors<T>(args.out, args.width, n);
+        },
+        [&](auto n) {
+          launch_each(queue,
+                      Embedding<T, n()>{static_cast<const T*>(args.table), static_cast<const T*>(args.virtual_table),
+                                        Rows<T>(args.out), args.vocab, args.width, args.scale, step.ids, step.chosen},
+                      step.tokens, args.width);
+        });
   });
 }
 

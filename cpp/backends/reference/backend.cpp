@@ -74,6 +74,12 @@ class ReferenceExecutable : public Executable {
     }
   }
 
+  void fill(int32_t index, int64_t tokens, const float* keys, const float* values) override {
+    LayerPages& layer = machine_.layers[index];
+    std::copy_n(keys, tokens * layer.shape.kv_heads * layer.shape.head_dim, layer.key(0, 0));
+    std::copy_n(values, tokens * layer.shape.kv_heads * layer.shape.v_dim, layer.value(0, 0));
+  }
+
   void write_value(ValueId value, std::span<const float> rows) override {
     const int64_t width = checked(value, 0).width, size = static_cast<int64_t>(rows.size());
     MAGA_REQUIRE(size % width == 0, size, " elements are not rows of ", width);
@@ -146,7 +152,8 @@ class ReferenceExecutable : public Executable {
     for (const Op& op : machine_.program.ops)
       if (std::holds_alternative<Embed>(op))
         for (const int32_t id : step.ids)
-          MAGA_REQUIRE(id >= 0 && id < machine_.program.vocab, "token id ", id, " of a vocabulary of ", machine_.program.vocab);
+          MAGA_REQUIRE(id >= 0 && id < machine_.program.vocab + machine_.program.virtual_tokens, "token id ", id,
+                       " of a vocabulary of ", machine_.program.vocab, " and ", machine_.program.virtual_tokens, " virtual tokens");
   }
 
   Machine machine_;

@@ -261,8 +261,11 @@ struct Runner {
 
   void operator()(const Embed& op) const {
     const Columns out = m.columns(op.out);
-    for (int64_t r = 0; r < rows; ++r)
-      for (int64_t c = 0; c < out.width; ++c) out.at(r, c) = m.weight(op.table)->at(step.ids[r], c) * op.scale;
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t id = step.ids[r], vocab = m.program.vocab;
+      for (int64_t c = 0; c < out.width; ++c)
+        out.at(r, c) = id < vocab ? m.weight(op.table)->at(id, c) * op.scale : m.weight(op.virtual_table)->at(id - vocab, c);
+    }
   }
 
   void operator()(const AddPositions& op) const {

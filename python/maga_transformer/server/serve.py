@@ -73,6 +73,8 @@ def greeting(runtime: Runtime, host: str, port: int) -> str:
         f"K/V       {about.kv_bytes / 2**20:.0f} MiB of {about.kv_dtype} hold {about.kv_tokens} tokens ({about.kv_measured})",
         f"context   {about.context} tokens; {about.kv_tokens // about.context} sequences of that length fit at once",
     ]
+    if about.prefix:
+        lines.append(f"prompts   begin with {about.prefix}")
     if about.card_bytes:
         parts = {"weights": about.weight_bytes, "K/V": about.kv_bytes, "buffers": about.buffer_bytes}
         shares = [f"{name} {part / about.card_bytes:.1%}" for name, part in parts.items()]

@@ -1,0 +1,1 @@
+"""What is trained beside a model and changes it."""
