@@ -91,6 +91,8 @@ void Fa3Plan::run(const Queue& queue, const DeviceStep& step, const AttentionArg
   MAGA_CHECK(copyable(args.q, args.q_stride), "queries are copied in pieces of 16 bytes");
   MAGA_CHECK(args.soft_cap == 0 && args.alibi_slopes == nullptr && args.sinks == nullptr, "FlashAttention-3 has none of these");
   const bool own_keys = args.k != nullptr && copyable(args.k, args.k_stride) && copyable(args.v, args.v_stride);
+  MAGA_CHECK(args.layer.k_scales == nullptr || ((own_keys || fresh_.items == 0) && continued_.items == 0),
+             "FlashAttention-3 reads no pages of codes");
   if (fresh_.items > 0) launch(queue, step, args, fresh_, own_keys);
   if (continued_.items > 0) launch(queue, step, args, continued_, false);
 }

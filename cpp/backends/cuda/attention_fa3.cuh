@@ -7,6 +7,9 @@
 #include <cutlass/numeric_types.h>
 
 #include <cute/tensor.hpp>
+
+#include "backends/cuda/attention_fa3_epilogue.cuh"  // before prefill_sm90.cuh
+
 #include <flashinfer/attention/hopper/default_params.cuh>
 #include <flashinfer/attention/hopper/prefill_sm90.cuh>
 #include <flashinfer/attention/hopper/variants.cuh>
