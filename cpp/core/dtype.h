@@ -10,7 +10,7 @@
 
 namespace maga {
 
-enum class DType : uint8_t { f32, f16, bf16, f64, i8, u8, i32, i64 };
+enum class DType : uint8_t { f32, f16, bf16, f64, i8, u8, i32, i64, f8_e4m3, f8_e5m2 };
 
 constexpr int64_t size_of(DType type) {
   switch (type) {
@@ -21,10 +21,15 @@ constexpr int64_t size_of(DType type) {
     case DType::f16:
     case DType::bf16: return 2;
     case DType::i8:
-    case DType::u8: return 1;
+    case DType::u8:
+    case DType::f8_e4m3:
+    case DType::f8_e5m2: return 1;
   }
   return 0;
 }
+
+// 8-bit numbers that keys and values may be kept in, with scales (core/codes.h).
+constexpr bool is_code(DType type) { return type == DType::i8 || type == DType::f8_e4m3 || type == DType::f8_e5m2; }
 
 constexpr std::string_view name_of(DType type) {
   switch (type) {
@@ -36,6 +41,8 @@ constexpr std::string_view name_of(DType type) {
     case DType::bf16: return "bf16";
     case DType::i8: return "int8";
     case DType::u8: return "uint8";
+    case DType::f8_e4m3: return "fp8_e4m3";
+    case DType::f8_e5m2: return "fp8_e5m2";
   }
   return "?";
 }

@@ -118,8 +118,8 @@ AttentionPlan::AttentionPlan(const AttentionShape& shape, DType type, DType kv_t
   cudaDeviceProp device{};
   MAGA_CUDA(cudaGetDevice(&current));
   MAGA_CUDA(cudaGetDeviceProperties(&device, current));
-  const MmaKernels kernels = attention_mma(type, shape.head_dim);
-  if (device.major >= 8 && kv_type == type && shape.v_dim == shape.head_dim && kernels.few.kernel != nullptr) {
+  const MmaKernels kernels = attention_mma(type, kv_type, shape.head_dim);
+  if (device.major >= 8 && shape.v_dim == shape.head_dim && kernels.few.kernel != nullptr) {
     state->few = make_lane(kernels.few, device);
     state->many = make_lane(kernels.many, device);
   }
@@ -134,7 +134,11 @@ AttentionPlan::~AttentionPlan() { delete state_; }
 
 const AttentionShape& AttentionPlan::shape() const { return state_->shape; }
 
+DType AttentionPlan::kv_type() const { return state_->kv_type; }
+
 bool AttentionPlan::wants_own_keys() const { return state_->fa3_run && state_->fa3->has_fresh(); }
+
+bool AttentionPlan::needs_own_keys() const { return wants_own_keys() && is_code(state_->kv_type); }
 
 void AttentionPlan::plan(const Queue& queue, const DeviceStep& step, const Step* host) {
   State& s = *state_;
@@ -149,8 +153,11 @@ void AttentionPlan::plan(const Queue& queue, const DeviceStep& step, const Step*
     s.tokens = host->tokens();
     own = static_cast<int>(host->sequences());
     const auto tokens = [&](int i) { return host->sequence_start[i + 1] - host->sequence_start[i]; };
+    const auto suits_fa3 = [&](int i) {
+      return tokens(i) >= kFa3Tokens && (!is_code(s.kv_type) || tokens(i) == host->kv_length[i]);
+    };
     if (s.fa3 != nullptr && step.tree_mask == nullptr && step.context == nullptr)
-      while (own > 0 && tokens(own - 1) >= kFa3Tokens) --own;
+      while (own > 0 && suits_fa3(own - 1)) --own;
     s.fa3_run = own < host->sequences();
     if (s.fa3_run) s.fa3->plan(queue, *host, own);
     for (int i = 0; i < own; ++i)
@@ -172,6 +179,10 @@ MmaArgs AttentionPlan::State::mma_args(const DeviceStep& step, const AttentionAr
           .out = args.out,
           .k = args.layer.k,
           .v = args.layer.v,
+          .k_scales = args.layer.k_scales,
+          .v_scales = args.layer.v_scales,
+          .scale_stride = args.layer.scale_stride,
+          .bf16 = type == DType::bf16,
           .q_stride = args.q_stride,
           .out_stride = args.out_stride,
           .page_stride = args.layer.page_stride,

@@ -29,7 +29,8 @@ struct AttentionArgs {
   const float* alibi_slopes = nullptr;  // (heads) or null: slope * (key position - query position) is added
   const void* sinks = nullptr;          // (heads) of the compute type, or null: a score that takes part in the softmax only
   KvLayer layer;
-  // The keys and values of the step's own tokens as they are in the pages, a row a token; null: they are in the pages only.
+  // The keys and values of the step's own tokens, a row a token (values that are in the keys: the keys' rows); null: they are in
+  // the pages only.
   const void* k = nullptr;  // (tokens, kv_heads * head_dim)
   const void* v = nullptr;  // (tokens, kv_heads * v_dim)
   int64_t k_stride = 0, v_stride = 0;
@@ -44,11 +45,14 @@ class AttentionPlan {
   AttentionPlan(const AttentionPlan&) = delete;
 
   const AttentionShape& shape() const;
+  DType kv_type() const;
   // `step` is on the device. `host` is the same step on the host, or null when the plan is captured into a graph: then each
   // sequence brings at most one token.
   void plan(const Queue& queue, const DeviceStep& step, const Step* host);
   // Whether the planned step is the faster for getting its own keys and values outside the pages too.
   bool wants_own_keys() const;
+  // Whether it must get them then: FlashAttention-3 reads no pages of codes.
+  bool needs_own_keys() const;
   // With the tokens that the step's sequences bring already in the pages.
   void run(const Queue& queue, const DeviceStep& step, const AttentionArgs& args);
 

@@ -4,6 +4,7 @@
 
 #include "backends/cuda/attention_generic.h"
 #include "backends/cuda/attention_work.cuh"
+#include "backends/cuda/kv_codes.cuh"
 #include "backends/cuda/launch.cuh"
 
 namespace maga::cuda {
@@ -30,7 +31,9 @@ __device__ float warp_sum(float x) {
 
 // (grid: tokens, heads)
 template <typename T, typename K>
-__global__ void __launch_bounds__(kWarps * 32) attention_generic_kernel(DeviceStep step, AttentionShape shape, AttentionArgs args) {
+__global__ void __launch_bounds__(kWarps * 32)
+    attention_generic_kernel(DeviceStep step, AttentionShape shape, AttentionArgs args, DType kv_type) {
+  constexpr bool kCodes = std::is_same_v<K, Code>;
   __shared__ float q[kGenericHeadDim];
   __shared__ float values[kWarps][kGenericHeadDim];
   __shared__ float2 sums[kWarps];
@@ -60,22 +63,34 @@ __global__ void __launch_bounds__(kWarps * 32) attention_generic_kernel(DeviceSt
   const int32_t* pages = step.pages + step.page_start[sequence];
   const float slope = args.alibi_slopes != nullptr ? args.alibi_slopes[head] : 0;
 
+  const auto element = [&](K x) {
+    if constexpr (kCodes)
+      return code_to_float(kv_type, x);
+    else
+      return to_float(x);
+  };
   float value[kColumns] = {}, maximum = -INFINITY, sum = 0;
   for (int base = low + warp * 32; base < high; base += kWarps * 32) {
     const int key = base + lane;
     int64_t page = 0;
     int in_page = 0;
-    float score = -INFINITY;
+    float score = -INFINITY, v_scale = 1;
     if (key < high) {
       page = pages[key / layer.page_tokens] * layer.page_stride, in_page = key % layer.page_tokens;
       if (!tree || key < before || (tree_mask >> (key - before) & 1) != 0) {
         const K* k = k_head + page + in_page * shape.head_dim;
         score = 0;
 #pragma unroll 8
-        for (int i = 0; i < shape.head_dim; ++i) score += q[i] * to_float(k[i]);
+        for (int i = 0; i < shape.head_dim; ++i) score += q[i] * element(k[i]);
+        if constexpr (kCodes) {
+          const int64_t entry = pages[key / layer.page_tokens] * layer.scale_stride + kv_head * layer.page_tokens + in_page;
+          score *= scale_to_float(layer.k_scales[entry]);
+          v_scale = scale_to_float(layer.v_scales[entry]);
+        }
         score *= args.scale;
         if (args.soft_cap > 0) score = args.soft_cap * tanhf(score / args.soft_cap);
         score += slope * (key - (limit - 1));
+        if (score == -INFINITY) score = NAN;  // of an infinite query: not to be taken for a key that is not seen
       }
     }
     const float most = fmaxf(maximum, warp_max(score));
@@ -85,11 +100,11 @@ __global__ void __launch_bounds__(kWarps * 32) attention_generic_kernel(DeviceSt
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) value[c] *= shrink;
     for (int j = 0; j < min(32, high - base); ++j) {
-      const K* v = v_head + __shfl_sync(~0u, page, j) + __shfl_sync(~0u, in_page, j) * shape.v_dim;
-      const float weight = __shfl_sync(~0u, p, j);
+      const K* v = v_head + __shfl_sync(~0u, page, j) + __shfl_sync(~0u, in_page, j) * layer.v_stride();
+      const float weight = __shfl_sync(~0u, p * v_scale, j);
 #pragma unroll
       for (int c = 0; c < kColumns; ++c)
-        if (c * 32 + lane < shape.v_dim) value[c] += weight * to_float(v[c * 32 + lane]);
+        if (c * 32 + lane < shape.v_dim) value[c] += weight * element(v[c * 32 + lane]);
     }
   }
 
@@ -116,8 +131,9 @@ __global__ void __launch_bounds__(kWarps * 32) attention_generic_kernel(DeviceSt
 template <typename T>
 void dispatch(const Queue& queue, const DeviceStep& step, const GenericArgs& args) {
   const auto run = [&](auto kernel) {
-    launch(queue, kernel, dim3(step.tokens, args.shape.heads), kWarps * 32, 0, step, args.shape, args.attention);
+    launch(queue, kernel, dim3(step.tokens, args.shape.heads), kWarps * 32, 0, step, args.shape, args.attention, args.kv_type);
   };
+  if (is_code(args.kv_type)) return run(attention_generic_kernel<T, Code>);
   switch (args.kv_type) {
     case DType::f32: return run(attention_generic_kernel<T, float>);
     case DType::f16: return run(attention_generic_kernel<T, __half>);

@@ -14,7 +14,7 @@ template <typename S>
 __global__ void __launch_bounds__(S::kThreads, S::kCtas) attention_mma_kernel(const __grid_constant__ MmaArgs args) {
 #if __CUDA_ARCH__ >= 800
   using T = typename S::T;
-  extern __shared__ __align__(16) unsigned char shared[];
+  extern __shared__ __align__(128) unsigned char shared[];
   allow_next();
   wait_for_previous();
   const WorkStart start = args.work.starts[blockIdx.x];
@@ -97,6 +97,23 @@ MmaKernels mma_kernels(DType type) {
   if (type == DType::f16)
     return {mma_kernel<MmaShape<__half, kHeadDim, 1, 4, 16>>(), mma_kernel<MmaShape<__half, kHeadDim, 4, 1, kSlice>>()};
   return {mma_kernel<MmaShape<__nv_bfloat16, kHeadDim, 1, 4, 16>>(), mma_kernel<MmaShape<__nv_bfloat16, kHeadDim, 4, 1, kSlice>>()};
+}
+
+template <int kHeadDim, DType kType>
+MmaKernels mma_kernels_of() {
+  constexpr int kSlice = kHeadDim <= 128 ? 64 : 32;
+  return {mma_kernel<MmaShape<__half, kHeadDim, 1, 4, 32, Coded<kType>>>(),
+          mma_kernel<MmaShape<__half, kHeadDim, 4, 1, kSlice, Coded<kType>>>()};
+}
+
+template <int kHeadDim>
+MmaKernels mma_code_kernels(DType kv_type) {
+  switch (kv_type) {
+    case DType::i8: return mma_kernels_of<kHeadDim, DType::i8>();
+    case DType::f8_e4m3: return mma_kernels_of<kHeadDim, DType::f8_e4m3>();
+    case DType::f8_e5m2: return mma_kernels_of<kHeadDim, DType::f8_e5m2>();
+    default: return {};
+  }
 }
 
 }  // namespace maga::cuda

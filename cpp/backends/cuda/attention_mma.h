@@ -1,4 +1,4 @@
-// Flash attention over pages with mma.sync, sm_80 and later, fp16 and bf16 with pages of the same type.
+// Flash attention over pages with mma.sync, sm_80 and later, fp16 and bf16, with pages of the same type or of 8-bit codes.
 #pragma once
 
 #include "backends/cuda/attention_work.cuh"
@@ -13,6 +13,10 @@ struct MmaArgs {
   void* out = nullptr;      // (tokens, heads * head_dim)
   const void* k = nullptr;
   const void* v = nullptr;
+  const uint16_t* k_scales = nullptr;  // of codes, see KvLayer
+  const uint16_t* v_scales = nullptr;
+  int64_t scale_stride = 0;
+  bool bf16 = false;  // with codes: the type of q, out and sinks, else fp16
   int64_t q_stride = 0, out_stride = 0, page_stride = 0, head_stride = 0;
   int page_shift = 0;  // log2 of a page's tokens
   float scale = 1, soft_cap = 0;
@@ -43,10 +47,12 @@ struct MmaKernels {
 };
 
 // Kernels for a head size; null kernels where there are none.
-MmaKernels attention_mma(DType type, int head_dim);
+MmaKernels attention_mma(DType type, DType kv_type, int head_dim);
 
 #define MAGA_MMA_HEAD_DIMS(X) X(64) X(80) X(96) X(112) X(128) X(160) X(192) X(256)
-#define MAGA_DECLARE(d) MmaKernels attention_mma_hd##d(DType type);
+#define MAGA_DECLARE(d)                       \
+  MmaKernels attention_mma_hd##d(DType type); \
+  MmaKernels attention_mma_hd##d##_codes(DType kv_type);
 MAGA_MMA_HEAD_DIMS(MAGA_DECLARE)
 #undef MAGA_DECLARE
 

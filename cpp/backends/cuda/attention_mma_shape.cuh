@@ -3,22 +3,43 @@
 
 #include "backends/cuda/attention_mma.h"
 #include "backends/cuda/attention_tensor.cuh"
+#include "backends/cuda/kv_codes.cuh"
 
 namespace maga::cuda {
 
 constexpr float kLog2e = 1.4426950408889634f;
 
-template <typename T_, int kHeadDim_, int kRowWarps_, int kKeyWarps_, int kSlice_>
+// Pages of codes. Their numbers become fp16, whatever the type of q is.
+template <DType kType_>
+struct Coded {
+  static constexpr DType kType = kType_;
+  uint8_t bits;
+};
+
+// T: what is multiplied. E: an element of the pages, T or Coded.
+template <typename T_, int kHeadDim_, int kRowWarps_, int kKeyWarps_, int kSlice_, typename E_ = T_>
 struct MmaShape {
   using T = T_;
+  using E = E_;
+  static constexpr bool kCodes = sizeof(E) == 1;
   static constexpr int kHeadDim = kHeadDim_, kRowWarps = kRowWarps_, kKeyWarps = kKeyWarps_, kSlice = kSlice_;
   static_assert(kRowWarps == 1 || kKeyWarps == 1);
   static constexpr int kRows = 16 * kRowWarps;
   static constexpr int kBlock = kSlice * kKeyWarps;
   static constexpr int kTeam = 32 * kRowWarps;  // threads
   static constexpr int kThreads = kTeam * kKeyWarps;
-  static constexpr int kPitch = kHeadDim + 8;  // an odd number of 16-byte pieces: ldmatrix meets no bank twice
-  static constexpr int kTeamStage = 2 * kSlice * kPitch * sizeof(T);  // keys, then values
+  // Rows in shared memory, in bytes. ldmatrix reads the same 16-byte piece of 8 rows and must meet no bank twice: a row is an odd
+  // number of pieces or, where that would cost more room than codes leave, its pieces change places from row to row.
+  static constexpr int kPieces = kHeadDim * sizeof(E) / 16;
+  static constexpr bool kTurned = kCodes && (kPieces & (kPieces - 1)) == 0;
+  static_assert(!kTurned || kPieces >= 4);
+  static constexpr int kPitch = (kTurned ? kPieces : kPieces | 1) * 16;
+  static __device__ __forceinline__ int place(int row, int piece) {
+    const int turn = kPieces == 4 ? row >> 1 & 3 : row & 7;
+    return row * kPitch + (kTurned ? piece ^ turn : piece) * 16;
+  }
+  static constexpr int kHalf = kSlice * kPitch;                                 // keys, then values
+  static constexpr int kTeamStage = 2 * kHalf + (kCodes ? 2 * kSlice * 2 : 0);  // then the scales of both
   static constexpr int kStage = kTeamStage * kKeyWarps;
   static constexpr int kGroups = kSlice / 16;  // runs of 16 keys, which lie in one page
   // Where key warps add up their results: rows, then maximum and sum of each warp's rows.
@@ -73,27 +94,37 @@ struct MmaLoader {
     page = args.pages[at.sequence.page_start + (min(key, at.sequence.kv_length - 1) >> args.page_shift)];
   }
   __device__ void load(const MmaArgs& args, int key_warp, uint32_t stage) {
-    constexpr int kPieces = S::kHeadDim / 8;  // 16-byte pieces of a row
-    constexpr int kLoads = S::kSlice * kPieces / S::kTeam;
-    static_assert(kLoads * S::kTeam == S::kSlice * kPieces);
+    using E = typename S::E;
+    constexpr int kAll = S::kSlice * S::kPieces, kLoads = divide_up(kAll, S::kTeam);
     constexpr int kUnroll = kLoads < 8 ? kLoads : 8;  // more would cost registers that the largest head size does not have
     if (page_block < 0 || at.place.block - page_block >= 32 / S::kGroups) read_pages(args, key_warp);
     const int run = (at.place.block - page_block) * S::kGroups;
     const int first_key = at.place.block * S::kBlock + key_warp * S::kSlice;
     const int in_page = (1 << args.page_shift) - 1;
     const int64_t head = at.place.head * args.head_stride;
-    const T* k = static_cast<const T*>(args.k) + head;
-    const T* v = static_cast<const T*>(args.v) + head;
+    const E* k = static_cast<const E*>(args.k) + head;
+    const E* v = static_cast<const E*>(args.v) + head;
 #pragma unroll kUnroll
     for (int i = 0; i < kLoads; ++i) {
       const int piece = threadIdx.x % S::kTeam + i * S::kTeam;
-      const int row = piece / kPieces, column = piece % kPieces * 8, key = first_key + row;
+      const int row = piece / S::kPieces, in_row = piece % S::kPieces, key = first_key + row;
       const int id = __shfl_sync(~0u, page, run + row / 16);
-      const int64_t from = id * args.page_stride + (key & in_page) * S::kHeadDim + column;
-      const uint32_t to = stage + (row * S::kPitch + column) * sizeof(T);
+      if (kAll % S::kTeam != 0 && piece >= kAll) break;
+      const int64_t from = id * args.page_stride + (key & in_page) * S::kHeadDim + in_row * (16 / sizeof(E));
+      const uint32_t to = stage + S::place(row, in_row);
       const bool wanted = key < at.sequence.kv_length;
       copy_async(to, k + from, wanted);
-      copy_async(to + S::kTeamStage / 2, v + from, wanted);
+      copy_async(to + S::kHalf, v + from, wanted);
+    }
+    if constexpr (S::kCodes) {  // a thread for 8 scales of keys or of values
+      constexpr int kThreads = S::kSlice / 8;
+      const int thread = threadIdx.x % S::kTeam, row = thread % kThreads * 8, key = first_key + row;
+      const int id = __shfl_sync(~0u, page, run + row / 16);
+      if (thread < 2 * kThreads) {
+        const uint16_t* scales = thread < kThreads ? args.k_scales : args.v_scales;
+        const int64_t from = id * args.scale_stride + (static_cast<int64_t>(at.place.head) << args.page_shift) + (key & in_page);
+        copy_async(stage + 2 * S::kHalf + thread * 16, scales + from, key < at.sequence.kv_length);
+      }
     }
   }
   __device__ void advance(const MmaArgs& args) {

@@ -37,7 +37,7 @@ struct MmaTile {
     const int head = at.place.head * args.shape.group + packed - token * args.shape.group;
     Row to{.out = static_cast<T*>(args.out) + (at.sequence.first_token + token) * args.out_stride + head * S::kHeadDim};
     if (args.sinks != nullptr) {
-      const float sink = Tensor<T>::to_float(static_cast<const T*>(args.sinks)[head]) * kLog2e, most = fmaxf(sums.x, sink);
+      const float sink = sink_of(head) * kLog2e, most = fmaxf(sums.x, sink);
       to.scale = exp2_fast(sums.x - most);
       sums.y = sums.y * to.scale + exp2_fast(sink - most);
     }
@@ -50,13 +50,13 @@ struct MmaTile {
     return {.partial = args.partial_out + (static_cast<int64_t>(partial) * S::kRows + row) * S::kHeadDim};
   }
   template <int kCount>
-  static __device__ void store(const Row& row, int column, const float (&value)[kCount]) {
+  __device__ void store(const Row& row, int column, const float (&value)[kCount]) const {
 #pragma unroll
     for (int i = 0; i < kCount; i += 2) {
       if (row.partial != nullptr)
         __stcg(reinterpret_cast<float2*>(row.partial + column + i), make_float2(value[i], value[i + 1]));
       else if (row.out != nullptr)
-        *reinterpret_cast<uint32_t*>(row.out + column + i) = Tensor<T>::pack(value[i] * row.scale, value[i + 1] * row.scale);
+        *reinterpret_cast<uint32_t*>(row.out + column + i) = pack(value[i] * row.scale, value[i + 1] * row.scale);
     }
   }
   __device__ void store_sums(int row, float2 sums) const {
@@ -82,6 +82,16 @@ struct MmaTile {
   }
 
  private:
+  // Of codes, `out` and sinks have the type that the arguments say, whatever is multiplied.
+  __device__ uint32_t pack(float a, float b) const {
+    if (S::kCodes && args.bf16) return Tensor<__nv_bfloat16>::pack(a, b);
+    return Tensor<T>::pack(a, b);
+  }
+  __device__ float sink_of(int head) const {
+    if (S::kCodes && args.bf16) return __bfloat162float(static_cast<const __nv_bfloat16*>(args.sinks)[head]);
+    return Tensor<T>::to_float(static_cast<const T*>(args.sinks)[head]);
+  }
+
   // kAtOnce parts of a result are read together.
   template <int kAtOnce>
   __device__ void add_up() const {
@@ -128,6 +138,7 @@ __device__ void finish_tile(MmaRows<S>& rows, const MmaTile<S>& tile, int row_wa
     rows.sum[r] += __shfl_xor_sync(~0u, rows.sum[r], 2);
   }
   if constexpr (S::kKeyWarps == 1) {
+    if constexpr (S::kCodes) rows.rescale({rows.unit(), rows.unit()});
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = row_warp * 16 + lane / 4 + r * 8;
@@ -135,7 +146,10 @@ __device__ void finish_tile(MmaRows<S>& rows, const MmaTile<S>& tile, int row_wa
       if (lane % 4 == 0) tile.store_sums(row, sums);
       const auto to = tile.row_of(row, sums);
 #pragma unroll
-      for (int i = 0; i < S::kHeadDim / 8; ++i) tile.store(to, i * 8 + lane % 4 * 2, {rows.out[i][2 * r], rows.out[i][2 * r + 1]});
+      for (int i = 0; i < S::kHeadDim / 8; ++i) {
+        const float2 x = rows.pair(i, r);
+        tile.store(to, rows.column(i), {x.x, x.y});
+      }
     }
   } else {
     float* total = reinterpret_cast<float*>(scratch);                         // (16, kScratchPitch)
@@ -154,7 +168,7 @@ __device__ void finish_tile(MmaRows<S>& rows, const MmaTile<S>& tile, int row_wa
       const float base = all.x == -INFINITY ? 0 : all.x;
 #pragma unroll
       for (int w = 0; w < S::kKeyWarps; ++w) all.y += sums[w * 16 + row].y * exp2_fast(sums[w * 16 + row].x - base);
-      factor[r] = exp2_fast(rows.maximum[r] - base);
+      factor[r] = exp2_fast(rows.maximum[r] - base) * rows.unit();
       if (key_warp == 0 && lane % 4 == 0) sums[S::kKeyWarps * 16 + row] = all;
     }
     rows.rescale(factor);
@@ -167,12 +181,12 @@ __device__ void finish_tile(MmaRows<S>& rows, const MmaTile<S>& tile, int row_wa
         for (int r = 0; r < 2; ++r) {
           const int row = lane / 4 + r * 8;
           if (row >= area_rows) continue;
-          float* to = total + (key_warp % areas * area_rows + row) * S::kScratchPitch + lane % 4 * 2;
+          float* to = total + (key_warp % areas * area_rows + row) * S::kScratchPitch;
 #pragma unroll
           for (int i = 0; i < S::kHeadDim / 8; ++i) {
-            float2& sum = *reinterpret_cast<float2*>(to + i * 8);
-            const float2 old = turn == 0 ? make_float2(0, 0) : sum;
-            sum = {old.x + rows.out[i][2 * r], old.y + rows.out[i][2 * r + 1]};
+            float2& sum = *reinterpret_cast<float2*>(to + rows.column(i));
+            const float2 old = turn == 0 ? make_float2(0, 0) : sum, more = rows.pair(i, r);
+            sum = {old.x + more.x, old.y + more.y};
           }
         }
       }

@@ -34,6 +34,12 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], uint3
                : "memory");
 }
 
+__device__ __forceinline__ uint32_t load_shared(uint32_t address) {
+  uint32_t word;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
+  return word;
+}
+
 __device__ __forceinline__ float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -51,6 +57,11 @@ struct Tensor<__half> {
     const __half2 pair = __floats2half2_rn(a, b);
     return reinterpret_cast<const uint32_t&>(pair);
   }
+  // Weights of rows r and r + 8 (mma's a) from those of 8 keys and of the next 8 (its d).
+  static __device__ __forceinline__ void pack_rows(uint32_t (&a)[4], const float (&first)[4], const float (&second)[4]) {
+    a[0] = pack(first[0], first[1]), a[1] = pack(first[2], first[3]);
+    a[2] = pack(second[0], second[1]), a[3] = pack(second[2], second[3]);
+  }
   static __device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
   // d (16, 8) += a (16, 16) * b (16, 8)
   static __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
@@ -65,6 +76,10 @@ struct Tensor<__nv_bfloat16> {
   static __device__ __forceinline__ uint32_t pack(float a, float b) {
     const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
     return reinterpret_cast<const uint32_t&>(pair);
+  }
+  static __device__ __forceinline__ void pack_rows(uint32_t (&a)[4], const float (&first)[4], const float (&second)[4]) {
+    a[0] = pack(first[0], first[1]), a[1] = pack(first[2], first[3]);
+    a[2] = pack(second[0], second[1]), a[3] = pack(second[2], second[3]);
   }
   static __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
   static __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {

@@ -56,7 +56,7 @@ struct TileKeys {
   int first_limit = 0;    // keys below this one are seen by every row, but for the window
 };
 
-__host__ __device__ inline int divide_up(int a, int b) { return (a + b - 1) / b; }
+__host__ __device__ constexpr int divide_up(int a, int b) { return (a + b - 1) / b; }
 
 __device__ inline int tiles_of(const WorkSequence& s, int group, int rows) { return divide_up(s.tokens * group, rows); }
 

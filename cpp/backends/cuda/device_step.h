@@ -30,15 +30,24 @@ struct DeviceStep {
   const int32_t* block_positions = nullptr;  // (tokens) or null: the program has no use for them
 };
 
-// The pages of one layer. Keys: pool + page * page_stride + head * head_stride + token * head_dim, in elements; values likewise.
+// The pages of one layer. Keys: pool + page * page_stride + head * head_stride + token * head_dim, in elements; values likewise,
+// v_stride() apart. Those that are in the keys begin where the keys do.
 struct KvLayer {
   void* k = nullptr;  // of page 0
   void* v = nullptr;
   int64_t page_stride = 0;    // elements, for keys and values alike
   int64_t k_head_stride = 0;  // page_tokens * head_dim
-  int64_t v_head_stride = 0;  // page_tokens * v_dim
+  int64_t v_head_stride = 0;  // page_tokens * v_stride()
   int page_tokens = 0;        // a power of two
   int kv_heads = 0, head_dim = 0, v_dim = 0;
+  bool values_in_keys = false;
+  // Of 8-bit codes: the bits of bf16 scales, pool + page * scale_stride + head * page_tokens + token; else null.
+  uint16_t* k_scales = nullptr;
+  uint16_t* v_scales = nullptr;
+  int64_t scale_stride = 0;
+  float k_scale = 0, v_scale = 0;  // that the program states, see CacheLayer
+
+  constexpr int v_stride() const { return values_in_keys ? head_dim : v_dim; }
 };
 
 }  // namespace maga::cuda

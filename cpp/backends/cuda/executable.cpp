@@ -2,6 +2,7 @@
 #include "backends/cuda/executable.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "backends/cuda/cuda_check.h"
 #include "backends/cuda/sample.h"
@@ -193,30 +194,26 @@ void CudaExecutable::copy_page(int32_t from, int32_t to) {
                             cudaMemcpyDeviceToDevice, stream_.get()));
 }
 
-void CudaExecutable::fill(int32_t layer, int64_t tokens, const float* keys, const float* values) {
+// Written as a step's keys and values are, in fp32, to the pages from 0 on.
+void CudaExecutable::fill(int32_t index, int64_t tokens, const float* keys, const float* values) {
   use_device(device_->id);
-  fill_half(kv_layer(layer), tokens, keys, true);
-  fill_half(kv_layer(layer), tokens, values, false);
-}
-
-// `from`: (tokens, kv_heads, width of a head). A page has the tokens of a head one after the other.
-void CudaExecutable::fill_half(const KvLayer& layer, int64_t tokens, const float* from, bool keys) {
-  const int64_t width = keys ? layer.head_dim : layer.v_dim, size = size_of(limits_.kv_dtype);
-  std::vector<float> by_head(static_cast<size_t>(tokens * layer.kv_heads * width));  // (kv_heads, tokens, width)
-  for (int64_t t = 0; t < tokens; ++t)
-    for (int64_t h = 0; h < layer.kv_heads; ++h)
-      std::copy_n(from + (t * layer.kv_heads + h) * width, width, by_head.data() + (h * tokens + t) * width);
-  const DeviceMemory staged(static_cast<int64_t>(by_head.size() * sizeof(float)), "given K/V entries");
-  copy_in(staged, by_head);
-  for (int64_t first = 0; first < tokens; first += layer.page_tokens)
-    for (int64_t h = 0; h < layer.kv_heads; ++h) {
-      const int64_t page = first / layer.page_tokens * layer.page_stride;
-      const int64_t offset = page + h * (keys ? layer.k_head_stride : layer.v_head_stride);
-      std::byte* to = static_cast<std::byte*>(keys ? layer.k : layer.v) + offset * size;
-      const int64_t count = std::min<int64_t>(layer.page_tokens, tokens - first);
-      narrow(queue_, limits_.kv_dtype, staged.as<const float>() + (h * tokens + first) * width, {to, width}, count,
-             static_cast<int>(width));
-    }
+  const KvLayer layer = kv_layer(index);
+  const int64_t k_width = int64_t{layer.kv_heads} * layer.head_dim, v_width = int64_t{layer.kv_heads} * layer.v_dim;
+  std::vector<int64_t> slots(static_cast<size_t>(tokens));
+  std::iota(slots.begin(), slots.end(), 0);
+  const DeviceMemory k(tokens * k_width * static_cast<int64_t>(sizeof(float)), "given keys");
+  const DeviceMemory v(tokens * v_width * static_cast<int64_t>(sizeof(float)), "given values");
+  const DeviceMemory places(tokens * static_cast<int64_t>(sizeof(int64_t)), "places of given keys");
+  copy_in(k, {keys, static_cast<size_t>(tokens * k_width)});
+  copy_in(v, {values, static_cast<size_t>(tokens * v_width)});
+  MAGA_CUDA(cudaMemcpyAsync(places.data(), slots.data(), slots.size() * sizeof(int64_t), cudaMemcpyHostToDevice, stream_.get()));
+  prepare_qkv(queue_, DType::f32, {.tokens = static_cast<int>(tokens), .slots = places.as<const int64_t>()},
+              {.k = {const_cast<std::byte*>(k.data()), k_width},
+               .v = {const_cast<std::byte*>(v.data()), v_width},
+               .rows = static_cast<int>(tokens),
+               .kv_heads = layer.kv_heads,
+               .layer = layer,
+               .kv_type = limits_.kv_dtype(index)});
   MAGA_CUDA(cudaStreamSynchronize(stream_.get()));
 }
 

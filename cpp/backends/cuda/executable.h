@@ -61,8 +61,8 @@ class CudaExecutable : public Executable {
   };
 
   void fill(int32_t layer, int64_t tokens, const float* keys, const float* values) override;
-  void fill_half(const KvLayer& layer, int64_t tokens, const float* from, bool keys);
-  void check_weights() const;
+  void check_weights();
+  void make_dense(WeightId id);
   void copy_in(const DeviceMemory& to, std::span<const float> from);
   void find_routers();
   void plan_lowering();
@@ -85,6 +85,7 @@ class CudaExecutable : public Executable {
   void run(const Bound& op);
   void run(const Norm& op);
   void run(const Linear& op);
+  void run(const HeadLinear& op);
   void run(const Rope& op);
   void run(const Attention& op);
   void run(const Activation& op);
@@ -117,14 +118,14 @@ class CudaExecutable : public Executable {
 
   Stream stream_;
   Queue queue_;
-  DeviceMemory arena_, slabs_, scratch_, sample_scratch_, pool_;
+  DeviceMemory arena_, slabs_, scratch_, widened_, sample_scratch_, pool_;
   std::vector<int64_t> offsets_;         // (values) in the arena
   std::vector<DeviceMemory> inv_freqs_;  // (rope tables)
   std::vector<DeviceMemory> turns_;
   std::vector<DeviceMemory> alibi_slopes_, corrections_;
   std::vector<std::unique_ptr<AttentionPlan>> plans_;
   std::vector<const AttentionPlan*> layer_plans_;  // (cache layers) of an attention over the layer
-  std::vector<int64_t> layer_offset_;              // (cache layers) elements from the start of a page
+  std::vector<int64_t> layer_offset_;              // (cache layers) bytes from the start of a page
   int64_t page_bytes_ = 0;
   std::optional<Experts> experts_;
   std::optional<Staging> staging_;

@@ -3,10 +3,11 @@
 #include <bit>
 #include <limits>
 #include <map>
-#include <utility>
+#include <tuple>
 
 #include "backends/cuda/cuda_check.h"
 #include "backends/cuda/executable.h"
+#include "backends/cuda/linear_affine.h"
 #include "backends/cuda/sample.h"
 #include "program/access.h"
 #include "program/buffers.h"
@@ -32,7 +33,7 @@ CudaExecutable::CudaExecutable(std::shared_ptr<Device> device, Program program, 
       limits_(limits),
       bounds_(program_),
       queue_{.stream = stream_.get(), .overlap = device_->capability >= 90},
-      page_bytes_(maga::page_bytes(program_, limits.page_tokens, limits.kv_dtype)) {
+      page_bytes_(maga::page_bytes(program_, limits)) {
   MAGA_REQUIRE(limits_.page_tokens >= 16 && (limits_.page_tokens & (limits_.page_tokens - 1)) == 0, "K/V pages of ",
                limits_.page_tokens, " tokens: the CUDA backend takes powers of two from 16 on");
   check_weights();
@@ -60,13 +61,33 @@ CudaExecutable::~CudaExecutable() {
   cudaStreamSynchronize(stream_.get());
 }
 
-void CudaExecutable::check_weights() const {
+void CudaExecutable::check_weights() {
   MAGA_CHECK(weights_.size() == program_.weights.size(), weights_.size(), " weights for a program of ", program_.weights.size());
   for (size_t i = 0; i < weights_.size(); ++i) {
     const auto* packed = dynamic_cast<const DeviceWeight*>(weights_[i].get());
     MAGA_CHECK(packed && packed->type() == device_->compute, program_.weights[i].name, " was not packed by this CUDA backend");
     MAGA_CHECK(packed->shape() == program_.weights[i].shape, program_.weights[i].name, " is packed in another shape");
   }
+  for (const Op& op : program_.ops) {
+    if (const auto* positions = std::get_if<AddPositions>(&op)) make_dense(positions->table);
+    if (const auto* embed = std::get_if<Embed>(&op)) {
+      make_dense(embed->virtual_table);
+      MAGA_REQUIRE(weight(embed->table).layout().form != WeightForm::fp8, program_.weights[embed->table].name,
+                   " is of fp8: the CUDA backend takes that of linears");
+    }
+  }
+}
+
+// Of tables that are small, and seldom quantised.
+void CudaExecutable::make_dense(WeightId id) {
+  if (id == kNone || weight(id).layout().form == WeightForm::dense) return;
+  MAGA_REQUIRE(weight(id).layout().form == WeightForm::affine, program_.weights[id].name,
+               " is of fp8: the CUDA backend takes that of linears");
+  const std::vector<int64_t>& shape = weight(id).shape();
+  DeviceMemory memory(shape[0] * shape[1] * size_of(device_->compute), "weights");
+  affine_unpack(queue_, device_->compute, weight(id).layout().affine, data(id), 0, shape[0], shape[1], memory.data());
+  MAGA_CUDA(cudaStreamSynchronize(stream_.get()));
+  weights_[id] = std::make_shared<DeviceWeight>(shape, device_->compute, WeightLayout{}, std::move(memory), "a table of positions");
 }
 
 void CudaExecutable::find_routers() {
@@ -138,21 +159,29 @@ void CudaExecutable::place_values() {
 
 void CudaExecutable::allocate_scratch() {
   int64_t slabs = 0, gated = 0;
+  bool widens = false;
   std::vector<const Moe*> experts;
-  std::map<std::pair<int64_t, int64_t>, int64_t> slab_rows;  // by (out, in): most layers are alike
+  std::map<std::tuple<int64_t, int64_t, WeightLayout>, int64_t> slab_rows;  // by (out, in, form): most layers are alike
   for (const Op& op : program_.ops) {
     if (const auto* linear = std::get_if<Linear>(&op)) {
       const int64_t n = linear->out.width, k = linear->in.width;
-      const auto [known, is_new] = slab_rows.try_emplace({n, k});
-      if (is_new) known->second = most_slab_rows(limits_.tokens, static_cast<int>(n), static_cast<int>(k), device_->compute);
+      const WeightLayout& layout = weight(linear->weight).layout();
+      const auto [known, is_new] = slab_rows.try_emplace({n, k, layout});
+      if (is_new)
+        known->second = most_slab_rows(limits_.tokens, static_cast<int>(n), static_cast<int>(k), device_->compute, layout);
       slabs = std::max(slabs, n * known->second);
+      widens = widens || layout.form != WeightForm::dense;
     }
-    if (const auto* linear = std::get_if<GatedLinear>(&op)) gated = std::max(gated, linear->out.width);
+    if (const auto* linear = std::get_if<GatedLinear>(&op)) {
+      gated = std::max(gated, linear->out.width);
+      widens = widens || weight(linear->weight).layout().form != WeightForm::dense;
+    }
     if (const auto* moe = std::get_if<Moe>(&op)) experts.push_back(moe);
   }
   if (!experts.empty()) experts_.emplace(experts, std::max(limits_.tokens, limits_.logit_rows), device_->compute, stream_.get());
   slabs_ = DeviceMemory(slabs * static_cast<int64_t>(sizeof(float)), "partial sums");
   scratch_ = DeviceMemory(static_cast<int64_t>(linear_scratch_bytes(limits_.tokens, gated, device_->compute)), "scratch");
+  if (widens) widened_ = DeviceMemory(kWidenedBytes, "scratch");
   for (const RopeTable& table : program_.rope_tables) {
     const int64_t pairs = table.rotary_dim / 2;
     std::vector<float> frequencies = table.inv_freq;
@@ -189,10 +218,10 @@ void CudaExecutable::make_pages(int64_t pages) {
   staging_.emplace(limits_, most_page_ids());
   plans_.clear();
   layer_offset_.clear();
-  int64_t elements = 0;
-  for (const CacheLayer& layer : program_.cache_layers) {
-    layer_offset_.push_back(elements);
-    elements += layer.kv_heads * (layer.head_dim + layer.v_dim) * limits_.page_tokens;
+  int64_t offset = 0;
+  for (size_t i = 0; i < program_.cache_layers.size(); ++i) {
+    layer_offset_.push_back(offset);
+    offset += program_.cache_layers[i].entry_bytes(limits_.kv_dtype(static_cast<int64_t>(i))) * limits_.page_tokens;
   }
   layer_plans_.assign(program_.cache_layers.size(), nullptr);
   for (const Op& op : program_.ops)
@@ -208,9 +237,10 @@ AttentionPlan& CudaExecutable::plan_of(const Attention& op) {
                              .v_dim = static_cast<int>(layer.v_dim),
                              .window = op.window,
                              .special_scores = op.soft_cap > 0 || op.alibi != kNone || op.sinks != kNone};
+  const DType kv_type = limits_.kv_dtype(op.layer);
   for (const auto& plan : plans_)
-    if (plan->shape() == shape) return *plan;
-  plans_.push_back(std::make_unique<AttentionPlan>(shape, device_->compute, limits_.kv_dtype, static_cast<int>(limits_.page_tokens),
+    if (plan->shape() == shape && plan->kv_type() == kv_type) return *plan;
+  plans_.push_back(std::make_unique<AttentionPlan>(shape, device_->compute, kv_type, static_cast<int>(limits_.page_tokens),
                                                    limits_.tokens, limits_.sequences, limits_.pages));
   return *plans_.back();
 }
@@ -266,7 +296,8 @@ int64_t CudaExecutable::capacity(ValueId value) const {
 }
 
 int64_t CudaExecutable::buffer_bytes() const {
-  int64_t bytes = arena_.bytes() + slabs_.bytes() + scratch_.bytes() + sample_scratch_.bytes() + staging_->bytes();
+  int64_t bytes =
+      arena_.bytes() + slabs_.bytes() + scratch_.bytes() + widened_.bytes() + sample_scratch_.bytes() + staging_->bytes();
   if (experts_) bytes += experts_->bytes();
   for (const DeviceMemory& memory : turns_) bytes += memory.bytes();
   return bytes;

@@ -1,17 +1,23 @@
 // Each op as kernels.
 #include "backends/cuda/cuda_check.h"
 #include "backends/cuda/executable.h"
+#include "backends/cuda/head_linear.h"
+#include "backends/cuda/linear_affine.h"
 
 namespace maga::cuda {
 
 void CudaExecutable::run(const Embed& op) {
-  embed(queue_, device_->compute, step_,
-        {.table = data(op.table),
-         .virtual_table = op.virtual_table == kNone ? nullptr : data(op.virtual_table),
-         .out = matrix(op.out),
-         .vocab = static_cast<int>(program_.vocab),
-         .width = static_cast<int>(op.out.width),
-         .scale = op.scale});
+  const EmbedArgs args{.table = data(op.table),
+                       .virtual_table = data(op.virtual_table),
+                       .out = matrix(op.out),
+                       .vocab = static_cast<int>(program_.vocab),
+                       .width = static_cast<int>(op.out.width),
+                       .scale = op.scale};
+  const WeightLayout& layout = weight(op.table).layout();
+  if (layout.form == WeightForm::affine)
+    affine_embed(queue_, device_->compute, layout.affine, step_, args);
+  else
+    embed(queue_, device_->compute, step_, args);
 }
 
 void CudaExecutable::run(const AddPositions& op) {
@@ -69,6 +75,7 @@ void CudaExecutable::run(const Norm& op) {
 LinearArgs CudaExecutable::linear_args(const View& in, const View& out, WeightId id, WeightId bias) const {
   const Matrix x = matrix(in), y = matrix(out);
   return {.weight = data(id),
+          .layout = weight(id).layout(),
           .x = x.data,
           .x_stride = x.stride,
           .m = rows(in),
@@ -79,7 +86,8 @@ LinearArgs CudaExecutable::linear_args(const View& in, const View& out, WeightId
           .out_stride = y.stride,
           .out_type = type_of(out.value),
           .bias = data(bias),
-          .scratch = scratch_.data()};
+          .scratch = scratch_.data(),
+          .widened = widened_.data()};
 }
 
 void CudaExecutable::run(const Linear& op) {
@@ -109,6 +117,19 @@ void CudaExecutable::add_up_pending() {
           .rows = pending_->rows,
           .width = pending_->width});
   pending_.reset();
+}
+
+void CudaExecutable::run(const HeadLinear& op) {
+  const auto& shape = program_.weights[op.weight].shape;
+  head_linear(queue_, device_->compute,
+              {.in = matrix(op.in),
+               .out = matrix(op.out),
+               .weight = data(op.weight),
+               .tokens = rows(op.in),
+               .heads = static_cast<int>(op.heads),
+               .n = static_cast<int>(shape[1]),
+               .k = static_cast<int>(shape[2]),
+               .rest = static_cast<int>(op.in.width / op.heads - shape[2])});
 }
 
 void CudaExecutable::run(const GatedLinear& op) {
@@ -152,17 +173,27 @@ void CudaExecutable::run(const Rope& op) {
 
 KvLayer CudaExecutable::kv_layer(int32_t layer) const {
   const CacheLayer& form = program_.cache_layers[layer];
-  const int64_t size = size_of(limits_.kv_dtype), keys = form.kv_heads * form.head_dim * limits_.page_tokens;
-  std::byte* k = const_cast<std::byte*>(pool_.data()) + layer_offset_[layer] * size;
+  const DType type = limits_.kv_dtype(layer);
+  const int64_t size = size_of(type), entries = form.kv_heads * limits_.page_tokens;
+  const int64_t v_stride = form.values_in_keys ? form.head_dim : form.v_dim;
+  std::byte* k = const_cast<std::byte*>(pool_.data()) + layer_offset_[layer];
+  std::byte* v = form.values_in_keys ? k : k + entries * form.head_dim * size;
+  auto* scales = is_code(type) ? reinterpret_cast<uint16_t*>(v + entries * form.v_dim) : nullptr;
   return {.k = k,
-          .v = k + keys * size,
+          .v = v,
           .page_stride = page_bytes_ / size,
           .k_head_stride = limits_.page_tokens * form.head_dim,
-          .v_head_stride = limits_.page_tokens * form.v_dim,
+          .v_head_stride = limits_.page_tokens * v_stride,
           .page_tokens = static_cast<int>(limits_.page_tokens),
           .kv_heads = static_cast<int>(form.kv_heads),
           .head_dim = static_cast<int>(form.head_dim),
-          .v_dim = static_cast<int>(form.v_dim)};
+          .v_dim = static_cast<int>(form.v_dim),
+          .values_in_keys = form.values_in_keys,
+          .k_scales = scales,
+          .v_scales = scales ? scales + entries : nullptr,
+          .scale_stride = page_bytes_ / static_cast<int64_t>(sizeof(uint16_t)),
+          .k_scale = form.k_scale,
+          .v_scale = form.v_scale};
 }
 
 void CudaExecutable::run(const PrepareQkv& op) {
@@ -177,7 +208,7 @@ void CudaExecutable::run(const PrepareQkv& op) {
                    .eps = op.eps,
                    .weight_offset = op.weight_offset,
                    .layer = kv_layer(op.layer),
-                   .kv_type = limits_.kv_dtype};
+                   .kv_type = limits_.kv_dtype(op.layer)};
   if (op.rope_table != kNone) {
     const RopeTable& table = program_.rope_tables[op.rope_table];
     args.rotary_dim = static_cast<int>(table.rotary_dim);
@@ -185,10 +216,13 @@ void CudaExecutable::run(const PrepareQkv& op) {
     args.turns = turns_[op.rope_table].as<const float2>();
   }
   own_keys_ = {};
+  const AttentionPlan* plan = layer_plans_[op.layer];
+  const bool wanted = plan && plan->wants_own_keys();
+  if (pending_ && wanted && plan->needs_own_keys()) add_up_pending();
   if (pending_) {
     args.slabs = pending_->slabs;
     pending_.reset();
-  } else if (const AttentionPlan* plan = layer_plans_[op.layer]; plan && plan->wants_own_keys()) {
+  } else if (wanted) {
     args.keep_k = true;
     own_keys_ = {.layer = op.layer, .k = args.k, .v = args.v};
   }
@@ -199,14 +233,14 @@ void CudaExecutable::run(const Attention& op) {
   const KvLayer layer = kv_layer(op.layer);
   OwnKeys own = own_keys_.layer == op.layer ? own_keys_ : OwnKeys{};
   if (op.k) {
-    own = {.layer = op.layer, .k = matrix(op.k), .v = matrix(op.v)};
+    own = {.layer = op.layer, .k = matrix(op.k), .v = matrix(op.v ? op.v : op.k)};
     prepare_qkv(queue_, device_->compute, step_,
                 {.k = own.k,
                  .v = own.v,
                  .rows = rows(op.k),
                  .kv_heads = static_cast<int>(op.kv_heads),
                  .layer = layer,
-                 .kv_type = limits_.kv_dtype});
+                 .kv_type = limits_.kv_dtype(op.layer)});
   }
   const Matrix q = matrix(op.q), out = matrix(op.out);
   plan_of(op).run(queue_, step_,

@@ -2,15 +2,19 @@
 #pragma once
 
 #include "backends/cuda/queue.h"
+#include "backends/cuda/weight.h"
 #include "core/dtype.h"
 #include "program/ops.h"
 
 namespace maga::cuda {
 
 struct LinearArgs {
-  const void* weight = nullptr;  // (n, k) row-major, of `type`; gated: (2 n, k), the gate rows and then the up rows
-  const void* x = nullptr;       // (m, k) of `type`
-  int64_t x_stride = 0;          // elements
+  const void* weight =
+      nullptr;  // (n, k) row-major, of `type`, or as `layout` says; gated: (2 n, k), the gate rows, then the up rows
+  WeightLayout layout;
+  const void* x = nullptr;         // (m, k) of `type`
+  int64_t x_stride = 0;            // elements
+  const float* x_scale = nullptr;  // (ceil(k / 512), m): x holds e4m3 codes, as the tiles of e4m3 weights take it
   int m = 0, n = 0, k = 0;
   DType type = DType::bf16;  // f32, f16, bf16
 
@@ -26,13 +30,17 @@ struct LinearArgs {
   float* slabs = nullptr;  // (slabs_of(args), m, n) partial sums, without bias and residual
 
   void* scratch = nullptr;  // linear_scratch_bytes()
+  void* widened = nullptr;  // kWidenedBytes, for a weight that is not dense, or for tokens rounded as an e4m3 weight wants them
 };
 
-// How many slabs the kernel for this call writes when it may; 0: it has none, give `out`. Depends on m, n, k, type, the
+// Room for rows of a weight that is not dense, made so for the kernels of many tokens.
+constexpr int64_t kWidenedBytes = int64_t{128} << 20;
+
+// How many slabs the kernel for this call writes when it may; 0: it has none, give `out`. Depends on m, n, k, type, layout, the
 // device, and whether weight and x (with its stride) are aligned to 16 bytes: ask with the arguments of the call.
 int slabs_of(const LinearArgs& args);
 // Rows of all slabs together, m * slabs_of, at most, over all m up to `tokens`.
-int64_t most_slab_rows(int64_t tokens, int n, int k, DType type);
+int64_t most_slab_rows(int64_t tokens, int n, int k, DType type, const WeightLayout& layout);
 // Bytes of scratch that any call with these sizes needs (cuBLASLt's workspace, the two halves of a gated linear).
 size_t linear_scratch_bytes(int64_t tokens, int64_t widest_gated_n, DType type);
 

@@ -5,6 +5,7 @@
 #include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 
 #include <cstdint>
 
@@ -70,6 +71,23 @@ __device__ __forceinline__ void copy_2d(uint32_t to, const CUtensorMap* map, int
       "l"(map), "r"(c0), "r"(c1), "r"(barrier), "l"(policy)
       : "memory");
 }
+// Coordinates (0, c1, c2).
+__device__ __forceinline__ void copy_units(uint32_t to, const CUtensorMap* map, int c1, int c2, uint32_t barrier, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
+      "l"(map), "r"(0), "r"(c1), "r"(c2), "r"(barrier), "l"(policy)
+      : "memory");
+}
+// Coordinates (0, c1, 0, c3).
+__device__ __forceinline__ void copy_paired_units(uint32_t to, const CUtensorMap* map, int c1, int c3, uint32_t barrier,
+                                                  uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %2, %4}], [%5], %6;" ::"r"(to),
+      "l"(map), "r"(0), "r"(c1), "r"(c3), "r"(barrier), "l"(policy)
+      : "memory");
+}
 // Coordinates (c0, 0, 0, c3).
 __device__ __forceinline__ void copy_4d(uint32_t to, const CUtensorMap* map, int c0, int c3, uint32_t barrier, uint64_t policy) {
   asm volatile(
@@ -116,19 +134,22 @@ __device__ __forceinline__ void leave_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
+// What this thread has stored to shared memory becomes known to wgmma.
+__device__ __forceinline__ void stored_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int kGroups>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kGroups) : "memory");
 }
-// A k-major tile of 128-byte rows in the 128-byte swizzle, eight rows to an atom of 1,024 bytes. The next 16 columns: + 2; the next
+// A k-major tile of 128-byte rows in the 128-byte swizzle, eight rows to an atom of 1,024 bytes. The next 32 bytes: + 2; the next
 // eight rows: + 64.
 __device__ __forceinline__ uint64_t wgmma_tile(uint32_t address) {
   return static_cast<uint64_t>((address & 0x3FFFF) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
 }
 
-// d (64 rows, N tokens; N / 2 values a thread) = a (64, 16) · b (N, 16)ᵀ, plus d when `add`.
+// d (64 rows, N tokens; N / 2 values a thread) = a (64, 32 bytes) · b (N, 32 bytes)ᵀ, plus d when `add`: 16 columns of bf16 or
+// fp16, 32 of e4m3.
 #define R4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define R8(i) R4(i), R4(i + 4)
 #define R16(i) R8(i), R8(i + 8)
@@ -149,27 +170,49 @@ __device__ __forceinline__ uint64_t wgmma_tile(uint32_t address) {
       "94,%95"
 #define S112 S96 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111"
 #define S128 S112 ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
-#define MAGA_WGMMA(T, NAME, N, SUMS, RESULTS, A, B, ADD)                                                                       \
-  __device__ __forceinline__ void wgmma(T, float (&d)[N / 2], uint64_t a, uint64_t b, int add) {                               \
-    asm volatile("{.reg .pred p;\n setp.ne.b32 p, " ADD ", 0;\n wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME \
-                 " {" SUMS "}, " A ", " B ", p, 1, 1, 0, 0;}"                                                                  \
-                 : RESULTS                                                                                                     \
-                 : "l"(a), "l"(b), "r"(add));                                                                                  \
+#define MAGA_WGMMA(T, NAME, K, MORE, N, SUMS, RESULTS, A, B, ADD)                                                             \
+  __device__ __forceinline__ void wgmma(T, float (&d)[N / 2], uint64_t a, uint64_t b, int add) {                              \
+    asm volatile("{.reg .pred p;\n setp.ne.b32 p, " ADD ", 0;\n wgmma.mma_async.sync.aligned.m64n" #N K ".f32." NAME "." NAME \
+                 " {" SUMS "}, " A ", " B ", p, 1, 1" MORE ";}"                                                               \
+                 : RESULTS                                                                                                    \
+                 : "l"(a), "l"(b), "r"(add));                                                                                 \
   }
-#define MAGA_WGMMA_ALL(T, NAME)                                   \
-  MAGA_WGMMA(T, NAME, 8, S4, R4(0), "%4", "%5", "%6")             \
-  MAGA_WGMMA(T, NAME, 16, S8, R8(0), "%8", "%9", "%10")           \
-  MAGA_WGMMA(T, NAME, 32, S16, R16(0), "%16", "%17", "%18")       \
-  MAGA_WGMMA(T, NAME, 64, S32, R32(0), "%32", "%33", "%34")       \
-  MAGA_WGMMA(T, NAME, 96, S48, R48(0), "%48", "%49", "%50")       \
-  MAGA_WGMMA(T, NAME, 128, S64, R64(0), "%64", "%65", "%66")      \
-  MAGA_WGMMA(T, NAME, 192, S96, R96(0), "%96", "%97", "%98")      \
-  MAGA_WGMMA(T, NAME, 224, S112, R112(0), "%112", "%113", "%114") \
-  MAGA_WGMMA(T, NAME, 256, S128, R128(0), "%128", "%129", "%130")
-MAGA_WGMMA_ALL(__nv_bfloat16, "bf16")
-MAGA_WGMMA_ALL(__half, "f16")
+#define MAGA_WGMMA_ALL(T, NAME, K, MORE)                                   \
+  MAGA_WGMMA(T, NAME, K, MORE, 8, S4, R4(0), "%4", "%5", "%6")             \
+  MAGA_WGMMA(T, NAME, K, MORE, 16, S8, R8(0), "%8", "%9", "%10")           \
+  MAGA_WGMMA(T, NAME, K, MORE, 32, S16, R16(0), "%16", "%17", "%18")       \
+  MAGA_WGMMA(T, NAME, K, MORE, 64, S32, R32(0), "%32", "%33", "%34")       \
+  MAGA_WGMMA(T, NAME, K, MORE, 96, S48, R48(0), "%48", "%49", "%50")       \
+  MAGA_WGMMA(T, NAME, K, MORE, 128, S64, R64(0), "%64", "%65", "%66")      \
+  MAGA_WGMMA(T, NAME, K, MORE, 192, S96, R96(0), "%96", "%97", "%98")      \
+  MAGA_WGMMA(T, NAME, K, MORE, 224, S112, R112(0), "%112", "%113", "%114") \
+  MAGA_WGMMA(T, NAME, K, MORE, 256, S128, R128(0), "%128", "%129", "%130")
+MAGA_WGMMA_ALL(__nv_bfloat16, "bf16", "k16", ", 0, 0")
+MAGA_WGMMA_ALL(__half, "f16", "k16", ", 0, 0")
+MAGA_WGMMA_ALL(__nv_fp8_e4m3, "e4m3", "k32", "")
+// The same with `a` in registers: of a warp's 16 rows and 16 columns a thread has rows g and g + 8 of columns 2 t + {0, 1}, then
+// the same of columns 8 + 2 t + {0, 1}, for g = lane / 4, t = lane % 4.
+#define MAGA_WGMMA_REGISTERS(T, NAME, N, SUMS, RESULTS, A, B, ADD)                                                             \
+  __device__ __forceinline__ void wgmma(T, float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, int add) {                   \
+    asm volatile("{.reg .pred p;\n setp.ne.b32 p, " ADD ", 0;\n wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME \
+                 " {" SUMS "}, {" A "}, " B ", p, 1, 1, 0;}"                                                                   \
+                 : RESULTS                                                                                                     \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                                              \
+  }
+#define MAGA_WGMMA_ALL_REGISTERS(T, NAME)                                            \
+  MAGA_WGMMA_REGISTERS(T, NAME, 8, S4, R4(0), "%4,%5,%6,%7", "%8", "%9")             \
+  MAGA_WGMMA_REGISTERS(T, NAME, 16, S8, R8(0), "%8,%9,%10,%11", "%12", "%13")        \
+  MAGA_WGMMA_REGISTERS(T, NAME, 32, S16, R16(0), "%16,%17,%18,%19", "%20", "%21")    \
+  MAGA_WGMMA_REGISTERS(T, NAME, 64, S32, R32(0), "%32,%33,%34,%35", "%36", "%37")    \
+  MAGA_WGMMA_REGISTERS(T, NAME, 128, S64, R64(0), "%64,%65,%66,%67", "%68", "%69")   \
+  MAGA_WGMMA_REGISTERS(T, NAME, 192, S96, R96(0), "%96,%97,%98,%99", "%100", "%101") \
+  MAGA_WGMMA_REGISTERS(T, NAME, 256, S128, R128(0), "%128,%129,%130,%131", "%132", "%133")
+MAGA_WGMMA_ALL_REGISTERS(__nv_bfloat16, "bf16")
+MAGA_WGMMA_ALL_REGISTERS(__half, "f16")
+#undef MAGA_WGMMA_ALL_REGISTERS
 #undef MAGA_WGMMA_ALL
 #undef MAGA_WGMMA
+#undef MAGA_WGMMA_REGISTERS
 #undef R4
 #undef R8
 #undef R16

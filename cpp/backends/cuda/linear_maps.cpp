@@ -14,7 +14,7 @@ struct MapShape {
   cuuint32_t box[4];
 };
 
-CUtensorMap encode(DType type, const void* data, const MapShape& shape) {
+CUtensorMap encode(CUtensorMapDataType type, const void* data, const MapShape& shape) {
   static const auto encode_tiled = [] {
     void* function = nullptr;
     cudaDriverEntryPointQueryResult found;
@@ -24,31 +24,42 @@ CUtensorMap encode(DType type, const void* data, const MapShape& shape) {
   }();
   const cuuint32_t every[4] = {1, 1, 1, 1};
   CUtensorMap map;
-  const CUresult result =
-      encode_tiled(&map, type == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, shape.rank,
-                   const_cast<void*>(data), shape.sizes, shape.strides, shape.box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                   CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result = encode_tiled(&map, type, shape.rank, const_cast<void*>(data), shape.sizes, shape.strides, shape.box,
+                                       every, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   MAGA_CHECK(result == CUDA_SUCCESS, "cuTensorMapEncodeTiled: ", static_cast<int>(result), ", rank ", shape.rank, ", ",
              shape.sizes[0], " columns, ", shape.sizes[1], " rows, stride ", shape.strides[0], " bytes");
   return map;
 }
 
-MapShape rows_of(int rows, int columns, int64_t stride, int box_rows) {
-  const auto bytes = static_cast<cuuint64_t>(stride) * 2;
-  return {2, {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)}, {bytes}, {64, static_cast<cuuint32_t>(box_rows)}};
+bool is_fp8(const LinearArgs& args) { return args.layout.form == WeightForm::fp8; }
+CUtensorMapDataType element_of(const LinearArgs& args) {
+  if (is_fp8(args)) return CU_TENSOR_MAP_DATA_TYPE_UINT8;
+  return args.type == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+}
+
+CUtensorMap rows_map(const LinearArgs& args, const void* data, int rows, int64_t stride, int box_rows) {
+  const cuuint64_t bytes = is_fp8(args) ? 1 : 2;
+  return encode(element_of(args), data,
+                {2,
+                 {static_cast<cuuint64_t>(args.k), static_cast<cuuint64_t>(rows)},
+                 {static_cast<cuuint64_t>(stride) * bytes},
+                 {static_cast<cuuint32_t>(128 / bytes), static_cast<cuuint32_t>(box_rows)}});
 }
 
 }  // namespace
 
 CUtensorMap weight_map(const LinearArgs& args, int box_rows) {
-  if (!args.gated) return encode(args.type, args.weight, rows_of(args.n, args.k, args.k, box_rows));
+  if (!args.gated) return rows_map(args, args.weight, args.n, args.k, box_rows);
+  const cuuint64_t bytes = is_fp8(args) ? 1 : 2;
   const auto n = static_cast<cuuint64_t>(args.n), k = static_cast<cuuint64_t>(args.k);
-  return encode(args.type, args.weight,
-                {4, {k, 8, 2, n / 8}, {k * 2, n * k * 2, 8 * k * 2}, {64, 8, 2, static_cast<cuuint32_t>(box_rows / 16)}});
+  return encode(element_of(args), args.weight,
+                {4,
+                 {k, 8, 2, n / 8},
+                 {k * bytes, n * k * bytes, 8 * k * bytes},
+                 {static_cast<cuuint32_t>(128 / bytes), 8, 2, static_cast<cuuint32_t>(box_rows / 16)}});
 }
 
-CUtensorMap token_map(const LinearArgs& args, int box_rows) {
-  return encode(args.type, args.x, rows_of(args.m, args.k, args.x_stride, box_rows));
-}
+CUtensorMap token_map(const LinearArgs& args, int box_rows) { return rows_map(args, args.x, args.m, args.x_stride, box_rows); }
 
 }  // namespace maga::cuda

@@ -1,4 +1,4 @@
-// Tensor maps of a linear's operands: boxes of 64 columns in the 128-byte swizzle, zeros for what lies outside.
+// Tensor maps of a linear's operands: boxes of 128 bytes of columns in the 128-byte swizzle, zeros for what lies outside.
 #pragma once
 
 #include <cuda.h>

@@ -23,6 +23,16 @@ StreamKernel kernel_of(int tokens, int rows) {
   }
 }
 
+template <typename T>
+StreamFp8Kernel fp8_kernel_of(int tokens, int rows) {
+  switch (tokens) {
+    case 8: return stream_fp8_kernel<T, 8>(rows);
+    case 16: return stream_fp8_kernel<T, 16>(rows);
+    case 32: return stream_fp8_kernel<T, 32>(rows);
+    default: return stream_fp8_kernel<T, 64>(rows);
+  }
+}
+
 bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
 }  // namespace
@@ -36,42 +46,65 @@ Streams::Streams() {
 }
 
 bool Streams::takes(const LinearArgs& args) const {
-  return hopper_ && args.m <= kMostTokens && args.type != DType::f32 && args.k % 8 == 0 && args.x_stride % 8 == 0 &&
-         (!args.gated || args.n % 8 == 0) && aligned(args.weight) && aligned(args.x);
+  if (!hopper_ || args.m > kMostTokens || args.type == DType::f32 || (args.gated && args.n % 8 != 0)) return false;
+  if (args.layout.form == WeightForm::fp8) return true;  // the upload saw to the weight, and tokens may lie anywhere
+  return args.k % 8 == 0 && args.x_stride % 8 == 0 && aligned(args.weight) && aligned(args.x);
 }
 
 StreamShape Streams::shape_of(const LinearArgs& args) const {
-  return {.m = args.m, .rows = args.gated ? 2 * args.n : args.n, .k = args.k, .may_split = args.slabs && !args.gated, .sms = sms_};
+  return {.m = args.m,
+          .rows = args.gated ? 2 * args.n : args.n,
+          .k = args.k,
+          .may_split = args.slabs && !args.gated,
+          .sms = sms_,
+          .fp8 = args.layout.form == WeightForm::fp8};
+}
+
+template <typename Kernel>
+void Streams::allow_shared(Kernel* kernel) {
+  MAGA_CHECK(kernel, "no such streaming kernel");
+  const auto* const known = reinterpret_cast<const void*>(kernel);
+  if (std::find(raised_.begin(), raised_.end(), known) != raised_.end()) return;
+  MAGA_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kStreamMostShared));
+  raised_.push_back(known);
 }
 
 void Streams::run(const Queue& queue, const LinearArgs& args, const StreamConfig& config) {
   const StreamShape shape = shape_of(args);
   const StreamTile& tile = config.tile;
+  const int columns = shape.fp8 ? 128 : 64;  // of a box
+  StreamArgs arguments{.out = args.out,
+                       .slabs = config.split > 1 ? args.slabs : nullptr,
+                       .bias = args.bias,
+                       .residual = args.residual,
+                       .out_stride = args.out_stride,
+                       .residual_stride = args.residual_stride,
+                       .m = args.m,
+                       .rows = shape.rows,
+                       .steps = (args.k + columns * tile.boxes - 1) / (columns * tile.boxes),
+                       .split = config.split,
+                       .stages = config.stages,
+                       .window = config.window,
+                       .out_f32 = args.out_type == DType::f32,
+                       .gated = args.gated,
+                       .activation = args.activation};
+  const dim3 grid(config.ctas * config.split), block(stream_threads(tile, shape.fp8));
+  const int bytes = stream_shared_bytes(tile, config.tokens, config.stages, shape.fp8);
+  const CUtensorMap weights = weight_map(args, tile.rows);
+  if (shape.fp8) {
+    arguments.x = args.x, arguments.x_stride = args.x_stride, arguments.k = args.k;
+    arguments.x_aligned = aligned(args.x) && args.x_stride % 8 == 0;
+    arguments.weight_scale = fp8_scales(args.weight, shape.rows, args.k);
+    const StreamFp8Kernel kernel = args.type == DType::bf16 ? fp8_kernel_of<__nv_bfloat16>(config.tokens, tile.rows)
+                                                            : fp8_kernel_of<__half>(config.tokens, tile.rows);
+    allow_shared(kernel);
+    launch(queue, kernel, grid, block, bytes, arguments, weights);
+    return;
+  }
   const StreamKernel kernel =
       args.type == DType::bf16 ? kernel_of<__nv_bfloat16>(config.tokens, tile.rows) : kernel_of<__half>(config.tokens, tile.rows);
-  MAGA_CHECK(kernel, "no streaming kernel of ", tile.rows, " rows");
-  if (std::find(raised_.begin(), raised_.end(), reinterpret_cast<const void*>(kernel)) == raised_.end()) {
-    MAGA_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kStreamMostShared));
-    raised_.push_back(reinterpret_cast<const void*>(kernel));
-  }
-  const StreamArgs arguments{.out = args.out,
-                             .slabs = config.split > 1 ? args.slabs : nullptr,
-                             .bias = args.bias,
-                             .residual = args.residual,
-                             .out_stride = args.out_stride,
-                             .residual_stride = args.residual_stride,
-                             .m = args.m,
-                             .rows = shape.rows,
-                             .steps = (args.k + 64 * tile.boxes - 1) / (64 * tile.boxes),
-                             .split = config.split,
-                             .stages = config.stages,
-                             .window = config.window,
-                             .out_f32 = args.out_type == DType::f32,
-                             .gated = args.gated,
-                             .activation = args.activation};
-  const CUtensorMap weights = weight_map(args, tile.rows), tokens = token_map(args, config.tokens);
-  launch(queue, kernel, dim3(config.ctas * config.split), dim3(128 * tile.groups + 64),
-         stream_shared_bytes(tile, config.tokens, config.stages), arguments, weights, tokens);
+  allow_shared(kernel);
+  launch(queue, kernel, grid, block, bytes, arguments, weights, token_map(args, config.tokens));
 }
 
 }  // namespace maga::cuda

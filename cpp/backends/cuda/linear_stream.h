@@ -1,4 +1,5 @@
-// Streaming linears for 1 to 64 tokens on Hopper, bf16 and fp16: which kernel a call gets, and its launch.
+// Streaming linears for 1 to 64 tokens on Hopper, of bf16 and fp16, with weights of the same or of e4m3: which kernel a call gets,
+// and its launch.
 //
 // Weights are the 64-row side of wgmma, tokens its narrow side, padded to 8, 16, 32 or 64; both arrive by tensor copies in a ring
 // in shared memory. A CTA streams `rows` rows of the weight over its share of k. Where that leaves SMs idle, k is split, and the
@@ -19,13 +20,14 @@ struct StreamShape {
   int k = 0;
   bool may_split = false;
   int sms = 0;
+  bool fp8 = false;  // e4m3 weights
 };
 
 // What is compiled, for each type and number of padded tokens.
 struct StreamTile {
   int rows;    // of the weight, a CTA
   int groups;  // warpgroups
-  int boxes;   // of 64 columns, a ring step
+  int boxes;   // of 128 bytes of columns, a ring step
 };
 constexpr StreamTile kStreamTiles[] = {{32, 1, 2},  {48, 1, 2},  {64, 1, 2},  {96, 1, 1},
                                        {128, 2, 1}, {192, 2, 1}, {224, 2, 1}, {256, 2, 1}};
@@ -48,8 +50,19 @@ constexpr int stream_step_bytes(const StreamTile& tile, int tokens) { return (ti
 constexpr int stream_slack_bytes(const StreamTile& tile) {
   return (64 * tile.groups - 1 - (tile.rows - 1) % (64 * tile.groups)) * 128;
 }
-constexpr int stream_shared_bytes(const StreamTile& tile, int tokens, int stages) {
-  return 1024 + kStreamHeader + stages * stream_step_bytes(tile, tokens) + stream_slack_bytes(tile);  // 1024: to align
+// Of an e4m3 linear: the scales of a step's tokens.
+constexpr int stream_scale_bytes(const StreamTile& tile, int tokens, bool fp8) { return fp8 ? tokens * 4 * tile.boxes : 0; }
+constexpr int stream_shared_bytes(const StreamTile& tile, int tokens, int stages, bool fp8) {
+  return 1024 + kStreamHeader + stream_slack_bytes(tile) +  // 1024: to align
+         stages * (stream_step_bytes(tile, tokens) + stream_scale_bytes(tile, tokens, fp8));
+}
+// Warps that bring tokens and round them to e4m3, and into how many units for them a box is divided.
+constexpr int kStreamFp8TokenWarps = 3;
+constexpr int stream_fp8_units(int tokens) { return tokens <= 32 ? 1 : tokens / 32; }
+// What is compiled of e4m3 linears: the smaller the tile, the more often the same tokens are rounded.
+constexpr bool stream_has_fp8(const StreamTile& tile) { return tile.rows >= 64 && tile.rows != 96; }
+constexpr int stream_threads(const StreamTile& tile, bool fp8) {
+  return 128 * tile.groups + 32 + 32 * (fp8 ? kStreamFp8TokenWarps : 1);
 }
 
 StreamConfig choose_stream(const StreamShape& shape);
@@ -65,6 +78,9 @@ class Streams {
   void run(const Queue& queue, const LinearArgs& args, const StreamConfig& config);
 
  private:
+  template <typename Kernel>
+  void allow_shared(Kernel* kernel);
+
   int sms_ = 0;
   bool hopper_ = false;
   std::vector<const void*> raised_;  // kernels allowed their shared memory

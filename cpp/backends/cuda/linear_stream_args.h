@@ -16,6 +16,12 @@ struct StreamArgs {
   int split, stages, window;
   bool out_f32, gated;
   ActivationKind activation;
+  // Of e4m3 weights: tokens, not brought by a tensor map, and a scale for each row (gated: those of the gate, then those of up).
+  const void* x;  // (m, k) of T
+  int64_t x_stride;
+  int k;
+  bool x_aligned;  // to 16 bytes
+  const float* weight_scale;
 };
 
 using StreamKernel = void (*)(StreamArgs, CUtensorMap, CUtensorMap);
@@ -23,5 +29,10 @@ using StreamKernel = void (*)(StreamArgs, CUtensorMap, CUtensorMap);
 // The kernel of a tile, by its rows. Instantiated in linear_stream_<type>_<tokens>.cu.
 template <typename T, int kTokens>
 StreamKernel stream_kernel(int rows);
+
+// Of e4m3 weights. Instantiated in linear_stream_fp8_<type>_<tokens>.cu.
+using StreamFp8Kernel = void (*)(StreamArgs, CUtensorMap);
+template <typename T, int kTokens>
+StreamFp8Kernel stream_fp8_kernel(int rows);
 
 }  // namespace maga::cuda

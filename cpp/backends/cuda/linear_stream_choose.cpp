@@ -1,7 +1,8 @@
 // Which streaming kernel a shape gets: the one whose estimated time is least, but for a few small matrices that were measured. The
 // estimate was fitted to one sweep over all configurations of 15 matrices on one H200 (`cuda_linear sweep`, which prints what the
 // choice costs against the best): on that same data it is within 3 % for the matrices of Llama-3-8B. Times of kernels under 5 us
-// differ by 10 to 25 % from run to run, so a difference of a few percent there means nothing.
+// differ by 10 to 25 % from run to run, so a difference of a few percent there means nothing. Linears of e4m3 weights have the same
+// steps in bytes, half as many.
 #include <algorithm>
 #include <limits>
 #include <utility>
@@ -32,7 +33,13 @@ constexpr Measured kMeasured[] = {
 constexpr int divide_up(int a, int b) { return (a + b - 1) / b; }
 
 int padded_tokens(int m) { return m <= 8 ? 8 : m <= 16 ? 16 : m <= 32 ? 32 : 64; }
-int ring_steps(const StreamShape& shape, const StreamTile& tile) { return divide_up(shape.k, 64 * tile.boxes); }
+int ring_steps(const StreamShape& shape, const StreamTile& tile) { return divide_up(shape.k, (shape.fp8 ? 128 : 64) * tile.boxes); }
+
+// Whether two CTAs find room for their registers.
+bool two_fit(const StreamShape& shape, const StreamTile& tile, int tokens) {
+  if (shape.fp8) return tokens <= 16 || (tokens == 32 && tile.groups == 1);
+  return tokens < 64 || tile.rows <= 128;
+}
 
 enum class Placement { small_ring, large_ring, two_an_sm };
 constexpr Placement kPlacements[] = {Placement::small_ring, Placement::large_ring, Placement::two_an_sm};
@@ -43,15 +50,17 @@ bool place(const StreamShape& shape, const StreamTile& tile, int split, Placemen
   const int slots = placement == Placement::two_an_sm ? 2 * shape.sms : shape.sms;
   if (split > steps) return false;
   if (split > 1 && (!shape.may_split || tiles * split > 2 * shape.sms)) return false;
-  const bool two_fit = tokens < 64 || tile.rows <= 128;  // else they need more registers than an SM has
-  if (placement == Placement::two_an_sm && (!two_fit || tiles * split <= shape.sms)) return false;
+  if (shape.fp8 && !stream_has_fp8(tile)) return false;
+  if (placement == Placement::two_an_sm && (!two_fit(shape, tile, tokens) || tiles * split <= shape.sms)) return false;
   const int rounds = divide_up(tiles * split, slots), ctas = divide_up(tiles, rounds);
   const int per_sm = divide_up(ctas * split, shape.sms);
-  const int step = stream_step_bytes(tile, tokens);
+  const int step = stream_step_bytes(tile, tokens) + stream_scale_bytes(tile, tokens, shape.fp8);
   const int shared = placement == Placement::large_ring ? kStreamMostShared : kSharedOfTwo;
-  const int fit = (shared - stream_shared_bytes(tile, tokens, 0)) / step;
+  const int fit = (shared - stream_shared_bytes(tile, tokens, 0, shape.fp8)) / step;
   const int stages = std::min({fit, kMostStages, divide_up(steps, split) * divide_up(tiles, ctas)});
   if (fit < 2) return false;
+  // A warp that brings tokens must not come back to a slot two uses later: it could not tell them apart.
+  if (shape.fp8 && fit * tile.boxes * stream_fp8_units(tokens) < kStreamFp8TokenWarps) return false;
   const int window = divide_up(tokens < kManyTokens ? kWindowBytes : kWindowBytesMany, step * per_sm);
   *config = {tile, tokens, split, ctas, stages, std::min(window, stages)};
   return true;
@@ -75,8 +84,11 @@ double estimate(const StreamShape& shape, const StreamConfig& config) {
   const double cta_bytes = steps * step_bytes * (1 + kTokenCost * tokens / tile.rows);
   const double ring = (stages - 0.5) * step_bytes * per_sm;
   const double one_sm = kBytesPerUs / shape.sms * kOneSm * ring / (ring + kRingBytes);
+  // A step's tokens to e4m3, as measured on the 8B's matrices; CTAs of one SM slow each other.
+  const double round_us = tile.boxes * (0.02 + 0.0225 * tokens) * (per_sm > 1 ? 1.4 : 1);
+  const double step_us = shape.fp8 ? std::max(kStepUs, round_us) : kStepUs;
   const double slab_bytes = split > 1 ? 4. * split * shape.m * shape.rows : 0;
-  return std::max({cta_bytes * all / kBytesPerUs, cta_bytes * per_sm / one_sm, steps * kStepUs + kStartUs}) +
+  return std::max({cta_bytes * all / kBytesPerUs, cta_bytes * per_sm / one_sm, steps * step_us + kStartUs}) +
          kSlabCost * slab_bytes / kBytesPerUs + (per_sm == 1 ? kAloneUs : 0) + kSplitUs * split +
          kTokenUs * tokens * all / shape.sms;
 }
@@ -95,7 +107,8 @@ StreamConfig choose_stream(const StreamShape& shape) {
   const int tokens = padded_tokens(shape.m);
   auto measured = [&](const StreamConfig& config) {
     return std::ranges::any_of(kMeasured, [&](const Measured& m) {
-      return m.rows == shape.rows && m.k == shape.k && m.tokens == tokens && m.tile == config.tile.rows && m.split == config.split;
+      return !shape.fp8 && m.rows == shape.rows && m.k == shape.k && m.tokens == tokens && m.tile == config.tile.rows &&
+             m.split == config.split;
     });
   };
   StreamConfig best{};

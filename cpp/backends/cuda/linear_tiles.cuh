@@ -1,8 +1,8 @@
 // The kernel of linear_tiles.h. Per CTA: one warpgroup whose first two warps bring weights and tokens, `kGroups` that multiply.
 //
-// Ring step: (64 * kGroups tokens | kRows weight rows) x 64 columns, 128-byte swizzle. A slot is free when the warps of both CTAs
-// have read it, since either CTA writes to the other. Of a gated linear the rows alternate between eight of the gate and eight of
-// up, so that one thread holds both halves of an output.
+// Ring step: (64 * kGroups tokens | kRows weight rows) x 128 bytes of columns, 128-byte swizzle. A slot is free when the warps of
+// both CTAs have read it, since either CTA writes to the other. Of a gated linear the rows alternate between eight of the gate and
+// eight of up, so that one thread holds both halves of an output.
 #pragma once
 
 #include <iterator>
@@ -38,12 +38,36 @@ __device__ __forceinline__ TileWork tile_work(const TileArgs& a, int item, int r
           a.steps * (slice + 1) / a.split - first_step};
 }
 
-template <typename T, int kGroups, int kRows>
+// The scales of a thread's tokens g and g + 8, a run of steps ahead of their use.
+struct TokenScales {
+  const float* from[2];
+  int stride;
+  float ahead[2];
+
+  __device__ __forceinline__ TokenScales(const TileArgs& a, int token, int run) : stride(a.m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      from[half] = a.x_scale + int64_t{run} * stride + min(token + static_cast<int>(threadIdx.x) % 32 / 4 + half * 8, a.m - 1);
+      ahead[half] = *from[half];
+    }
+  }
+  __device__ __forceinline__ void next(float (&now)[2], bool more) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      now[half] = ahead[half];
+      if (more) ahead[half] = *(from[half] += stride);
+    }
+  }
+};
+
+template <typename E, typename T, int kGroups, int kRows>
 __global__ void MAGA_IN_PAIRS __launch_bounds__(128 * (kGroups + 1), 1)
     linear_tiles(const TileArgs a, const __grid_constant__ CUtensorMap weight_map, const __grid_constant__ CUtensorMap token_map) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using namespace hopper;
   constexpr Tile kTile{kGroups, kRows};
+  constexpr bool kFp8 = sizeof(E) == 1;
+  constexpr int kColumns = 128 / sizeof(E);  // of a step
   constexpr int kTokens = 64 * kGroups, kTokenBytes = kTokens * 128, kRowBytes = kRows * 128;
   constexpr int kStep = tile_step_bytes(kTile), kStages = tile_stages(kTile);
   constexpr uint16_t kBoth = 3;
@@ -86,19 +110,19 @@ __global__ void MAGA_IN_PAIRS __launch_bounds__(128 * (kGroups + 1), 1)
             const int row = weights ? work.row + half * kRows / 2 : work.token + half * kTokens / 2;
             if (!weights) {
               if (shares)
-                copy_2d_to_all(to, &token_map, step * 64, row, there(slot), kBoth, kEvictNormal);
+                copy_2d_to_all(to, &token_map, step * kColumns, row, there(slot), kBoth, kEvictNormal);
               else
-                copy_2d(to, &token_map, step * 64, row, there(slot), kEvictNormal);
+                copy_2d(to, &token_map, step * kColumns, row, there(slot), kEvictNormal);
             } else if (a.gated) {
               if (shares)
-                copy_4d_to_all(to, &weight_map, step * 64, row / 16, there(slot), kBoth, a.weight_policy);
+                copy_4d_to_all(to, &weight_map, step * kColumns, row / 16, there(slot), kBoth, a.weight_policy);
               else
-                copy_4d(to, &weight_map, step * 64, row / 16, there(slot), a.weight_policy);
+                copy_4d(to, &weight_map, step * kColumns, row / 16, there(slot), a.weight_policy);
             } else {
               if (shares)
-                copy_2d_to_all(to, &weight_map, step * 64, row, there(slot), kBoth, a.weight_policy);
+                copy_2d_to_all(to, &weight_map, step * kColumns, row, there(slot), kBoth, a.weight_policy);
               else
-                copy_2d(to, &weight_map, step * 64, row, there(slot), a.weight_policy);
+                copy_2d(to, &weight_map, step * kColumns, row, there(slot), a.weight_policy);
             }
           }
           if (++slot == kStages) slot = 0, phase ^= 1;
@@ -114,26 +138,60 @@ __global__ void MAGA_IN_PAIRS __launch_bounds__(128 * (kGroups + 1), 1)
       if (lane < 2) barrier_arrive_there(address_in(lane, read(slot)));
     };
     int slot = 0, phase = 0;
+    auto advance = [&] {
+      if (++slot == kStages) slot = 0, phase ^= 1;
+    };
+    auto multiply = [&](float (&sums)[kRows / 2], bool add) {  // a step
+      barrier_wait(there(slot), phase);
+      const uint64_t tokens = wgmma_tile(ring + slot * kStep + group * 8192);
+      const uint64_t weights = wgmma_tile(ring + slot * kStep + kTokenBytes);
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < 4; ++k) wgmma(E{}, sums, tokens + k * 2, weights + k * 2, add || k > 0);
+      wgmma_commit();
+    };
+    if (kFp8) wait_for_previous();  // for the tokens' scales
     for (int item = blockIdx.x / 2; item < items; item += clusters) {
       const TileWork work = tile_work(a, item, rank, kTokens, kRows);
+      if (a.residual) prefetch_residual<T, kRows>(a, work.token + warp * 16, work.row);
       float sums[kRows / 2];
       int before = -1;
-      if (a.residual) prefetch_residual<T, kRows>(a, work.token + warp * 16, work.row);
-      for (int step = 0; step < work.steps; ++step) {
-        barrier_wait(there(slot), phase);
-        const uint64_t tokens = wgmma_tile(ring + slot * kStep + group * 8192);
-        const uint64_t weights = wgmma_tile(ring + slot * kStep + kTokenBytes);
-        wgmma_fence();
+      if constexpr (kFp8) {
+        // The tensor cores keep about 14 bits of a sum of e4m3 products: a run of steps is summed by itself and added in fp32.
+        float run_sums[kRows / 2];
 #pragma unroll
-        for (int k = 0; k < 4; ++k) wgmma(T{}, sums, tokens + k * 2, weights + k * 2, step > 0 || k > 0);
-        wgmma_commit();
-        wgmma_wait<1>();  // the step before has been read
-        if (before >= 0) release(before);
-        before = slot;
-        if (++slot == kStages) slot = 0, phase ^= 1;
+        for (float& sum : sums) sum = 0;
+        const int end = work.first_step + work.steps;
+        TokenScales scales(a, work.token + warp * 16, work.first_step / kScaleSteps);
+        for (int step = work.first_step; step < end;) {
+          const int run_end = min(step / kScaleSteps * kScaleSteps + kScaleSteps, end);
+          float scale[2];
+          scales.next(scale, run_end < end);
+          for (bool add = false; step < run_end; ++step, add = true) {
+            multiply(run_sums, add);
+            wgmma_wait<1>();  // the step before has been read
+            if (before >= 0) release(before);
+            before = slot;
+            advance();
+          }
+          wgmma_wait<0>();
+          release(before);
+          before = -1;
+#pragma unroll
+          for (int i = 0; i < kRows / 2; ++i) sums[i] += run_sums[i] * scale[i % 4 / 2];
+        }
+        scale_rows<kRows / 8>(a, sums, work.row);
+      } else {
+        for (int step = 0; step < work.steps; ++step) {
+          multiply(sums, step > 0);
+          wgmma_wait<1>();  // the step before has been read
+          if (before >= 0) release(before);
+          before = slot;
+          advance();
+        }
+        wgmma_wait<0>();
+        release(before);
       }
-      wgmma_wait<0>();
-      release(before);
       wait_for_previous();  // which may still read what we write
       store_tile<T, kGroups, kRows>(a, sums, work.token + warp * 16, work.row, work.slice, staging + warp * kTileStaging);
     }
@@ -142,14 +200,15 @@ __global__ void MAGA_IN_PAIRS __launch_bounds__(128 * (kGroups + 1), 1)
 #endif
 }
 
-template <typename T, int kGroups>
+template <typename E, typename T, int kGroups>
 TileKernel tile_kernel(int rows) {
   TileKernel kernel = nullptr;
   [&]<size_t... kIndex>(std::index_sequence<kIndex...>) {
     (
         [&] {
-          if constexpr (kTiles[kIndex].groups == kGroups)
-            if (rows == kTiles[kIndex].rows) kernel = linear_tiles<T, kGroups, kTiles[kIndex].rows>;
+          constexpr Tile kTile = kTiles[kIndex];
+          if constexpr (kTile.groups == kGroups && (sizeof(E) == 2 || tile_has_fp8(kTile)))
+            if (rows == kTile.rows) kernel = linear_tiles<E, T, kGroups, kTile.rows>;
         }(),
         ...);
   }(std::make_index_sequence<std::size(kTiles)>());

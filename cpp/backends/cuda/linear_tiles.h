@@ -1,4 +1,5 @@
-// Tiled linears for more than 64 tokens on Hopper, bf16 and fp16: which kernel a call gets, and its launch.
+// Tiled linears for more than 64 tokens on Hopper, of bf16 and fp16, or of e4m3 weights and tokens: which kernel a call gets, and
+// its launch.
 //
 // Tokens are the 64-row side of wgmma, weights its wide side. CTAs work in pairs (clusters of two) on neighbouring tiles that share
 // either their weights or their tokens: each brings half of what is shared, for both. A pair takes tiles until none is left. Where
@@ -19,6 +20,7 @@ struct TileShape {
   int k = 0;
   bool gated = false, may_split = false;
   int sms = 0;
+  bool fp8 = false;  // both operands are e4m3
 };
 
 // What is compiled, for each type.
@@ -33,6 +35,9 @@ struct TileConfig {
   bool share_weights;  // the tiles of a pair: the same weights and neighbouring tokens, else the other way round
   int split;           // of k
 };
+
+// What is compiled of e4m3 linears, whose kernels hold every sum twice; 128 x 192, which just fits, is hardly ever the fastest.
+constexpr bool tile_has_fp8(const Tile& tile) { return tile.rows <= 128; }
 
 constexpr int kTileMostShared = 232448;  // bytes a CTA may have
 constexpr int kTileStaging = 2048;       // bytes a warp, for results on their way out

@@ -5,6 +5,8 @@
 
 namespace maga::cuda {
 
+constexpr int kScaleSteps = 4;  // steps of e4m3 tokens that share a scale
+
 struct TileArgs {
   void* out;             // (m, n) of T, or f32
   float* slabs;          // or (split, m, rows) partial sums
@@ -12,7 +14,7 @@ struct TileArgs {
   const void* residual;  // (m, n) or null
   int64_t out_stride, residual_stride;
   int m, rows;  // rows of the weight; gated: 2 n
-  int steps;    // of 64 columns, over all of k
+  int steps;    // of 128 bytes of columns, over all of k
   int split;
   // A unit is what a pair of CTAs covers in one direction: one tile where it is shared, else two.
   int token_units, row_units;
@@ -20,12 +22,16 @@ struct TileArgs {
   uint64_t weight_policy;  // of the L2
   bool share_weights, out_f32, gated;
   ActivationKind activation;
+  // Of e4m3 linears.
+  const float* x_scale;       // (runs of kScaleSteps steps, m)
+  const float* weight_scale;  // (rows)
 };
 
 using TileKernel = void (*)(TileArgs, CUtensorMap, CUtensorMap);
 
-// The kernel of a tile, by its rows. Instantiated in linear_tiles_<type>_<tokens>.cu.
-template <typename T, int kGroups>
+// The kernel of a tile, by its rows; E: of the operands, T: of results. Instantiated in linear_tiles_<type>_<tokens>.cu and
+// linear_tiles_fp8_<type>.cu.
+template <typename E, typename T, int kGroups>
 TileKernel tile_kernel(int rows);
 
 }  // namespace maga::cuda

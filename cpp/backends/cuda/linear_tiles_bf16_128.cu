@@ -1,5 +1,5 @@
 #include "backends/cuda/linear_tiles.cuh"
 
 namespace maga::cuda {
-template TileKernel tile_kernel<__nv_bfloat16, 2>(int rows);
+template TileKernel tile_kernel<__nv_bfloat16, __nv_bfloat16, 2>(int rows);
 }

@@ -1,7 +1,8 @@
 // Which tiles a shape gets: an estimate puts them in order, of which the first few are timed where there is time for that
 // (linear.cpp). It was fitted to the four linears of a Llama-3-8B layer at 80 to 8,192 tokens on one H200 (`cuda_linear tiles`),
 // the norm behind included where a norm adds up the parts. On that same data the choice is within 4 % of the best tile but for some
-// at 192 and 320 tokens, 7 to 18 % there, and mostly the best is among the first four.
+// at 192 and 320 tokens, 7 to 18 % there, and mostly the best is among the first four. A step of e4m3 operands has twice the
+// columns and takes the same time.
 #include <algorithm>
 #include <limits>
 #include <utility>
@@ -11,9 +12,10 @@
 namespace maga::cuda {
 namespace {
 
-constexpr int kLeastSteps = 16;  // of 64 columns, a part of k
+constexpr int kLeastSteps = 16;  // a part of k
 
 constexpr int divide_up(int a, int b) { return (a + b - 1) / b; }
+int steps_of(const TileShape& shape) { return divide_up(shape.k, shape.fp8 ? 128 : 64); }
 
 // What pairs of CTAs take one at a time, but for the parts of k.
 int units(const TileShape& shape, const TileConfig& config) {
@@ -32,14 +34,14 @@ double estimate(const TileShape& shape, const TileConfig& config) {
   constexpr double kSlabBytesPerUs = 3e6;  // written here, read by the next kernel
 
   const auto& [tile, share_weights, split] = config;
-  const int tokens = 64 * tile.groups, steps = divide_up(divide_up(shape.k, 64), split);
+  const int tokens = 64 * tile.groups, steps = divide_up(steps_of(shape), split);
   const int rounds = divide_up(units(shape, config) * split, shape.sms / 2);
   const double token_bytes = 128. * (share_weights ? tokens : tokens / 2);
   const double weight_bytes = 128. * (share_weights ? tile.rows / 2 : tile.rows);
   const double step_us = kStepUs + std::max(64. * tokens * tile.rows / kProductsPerUs,
                                             token_bytes / kTokenBytesPerUs + weight_bytes / kWeightBytesPerUs);
   const double out_us = kTileUs + tokens * tile.rows * (split > 1 ? 4 : shape.gated ? 1 : 2) / kOutBytesPerUs;
-  const double matrix_us = 2. * shape.rows * shape.k / kBytesPerUs;
+  const double matrix_us = (shape.fp8 ? 1. : 2.) * shape.rows * shape.k / kBytesPerUs;
   const double slab_bytes = split > 1 ? 4. * split * shape.m * shape.rows : 0;
   return std::max(rounds * (steps * step_us + out_us), matrix_us + out_us) + slab_bytes / kSlabBytesPerUs;
 }
@@ -49,12 +51,13 @@ double estimate(const TileShape& shape, const TileConfig& config) {
 bool may_split(const TileShape& shape, const TileConfig& config) {
   const int tokens = 64 * config.tile.groups, padded = divide_up(shape.m, tokens) * tokens;
   return shape.may_split && shape.m <= kMostSplitTokens && padded * 7 <= shape.m * 8 &&
-         config.split * kLeastSteps <= shape.k / 64 && units(shape, config) * config.split <= shape.sms / 2;
+         config.split * kLeastSteps <= steps_of(shape) && units(shape, config) * config.split <= shape.sms / 2;
 }
 
 template <typename Visit>
 void each_config(const TileShape& shape, Visit&& visit) {
-  for (const Tile& tile : kTiles)
+  for (const Tile& tile : kTiles) {
+    if (shape.fp8 && !tile_has_fp8(tile)) continue;
     for (const bool share_weights : {true, false}) {
       if (share_weights && shape.m <= 64 * tile.groups) continue;
       for (const int split : {1, 2, 3, 4, 5, 6, 8}) {
@@ -62,6 +65,7 @@ void each_config(const TileShape& shape, Visit&& visit) {
         if (split == 1 || may_split(shape, config)) visit(estimate(shape, config), config);
       }
     }
+  }
 }
 
 }  // namespace

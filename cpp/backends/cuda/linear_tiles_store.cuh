@@ -6,6 +6,7 @@
 #include <cuda_fp16.h>
 
 #include "backends/cuda/linear_activation.cuh"
+#include "backends/cuda/linear_shared.cuh"
 #include "backends/cuda/linear_tiles_args.h"
 
 namespace maga::cuda {
@@ -22,26 +23,6 @@ __device__ __forceinline__ float2 unpack_two(__nv_bfloat16, uint32_t two) {
   return __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(two));
 }
 __device__ __forceinline__ float2 unpack_two(__half, uint32_t two) { return __half22float2(reinterpret_cast<const __half2&>(two)); }
-
-__device__ __forceinline__ void store_shared(uint32_t to, uint32_t value) {
-  asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(value) : "memory");
-}
-__device__ __forceinline__ void store_shared(uint32_t to, float a, float b) {
-  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(a), "f"(b) : "memory");
-}
-__device__ __forceinline__ void store_shared(uint32_t to, const uint4& v) {
-  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-}
-__device__ __forceinline__ uint32_t load_shared(uint32_t from) {
-  uint32_t value;
-  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(from) : "memory");
-  return value;
-}
-__device__ __forceinline__ uint4 load_shared_4(uint32_t from) {
-  uint4 v;
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(from) : "memory");
-  return v;
-}
 
 // Written out, as the compiler makes four stores of some of these.
 __device__ __forceinline__ void store_global(void* to, const uint4& v) {
@@ -149,6 +130,28 @@ __device__ __forceinline__ void add_to_sums(float (&sums)[kBlocks * 4], Add&& ad
   for (int i = 0; i < kBlocks * 4; ++i) sums[i] += add(i / 4 * 8 + t * 2 + i % 2, g + i % 4 / 2 * 8);
 }
 
+// Row `i` of a tile whose first is `row`, in the weight; gated: eight of the gate, then the eight of up that belong to them. -1:
+// outside.
+__device__ __forceinline__ int weight_row(const TileArgs& a, int row, int i) {
+  if (!a.gated) return row + i < a.rows ? row + i : -1;
+  const int n = a.rows / 2, at = row / 2 + i / 16 * 8 + i % 8;
+  return at < n ? (i % 16 >= 8 ? n + at : at) : -1;
+}
+
+// Each row of an e4m3 weight times its scale.
+template <int kBlocks>
+__device__ __forceinline__ void scale_rows(const TileArgs& a, float (&sums)[kBlocks * 4], int row) {
+  const int t = threadIdx.x % 4;
+#pragma unroll
+  for (int block = 0; block < kBlocks; ++block)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int at = weight_row(a, row, block * 8 + t * 2 + i);
+      const float scale = at < 0 ? 0.f : a.weight_scale[at];
+      sums[block * 4 + i] *= scale, sums[block * 4 + i + 2] *= scale;
+    }
+}
+
 // `token`: the warp's first; `row`: the tile's first.
 template <typename T, int kGroups, int kRows>
 __device__ __forceinline__ void store_tile(const TileArgs& a, float (&sums)[kRows / 2], int token, int row, int slice,
@@ -157,9 +160,9 @@ __device__ __forceinline__ void store_tile(const TileArgs& a, float (&sums)[kRow
   const int n = a.gated ? a.rows / 2 : a.rows, column = a.gated ? row / 2 : row, rows_left = a.m - token;
   if (a.bias) {
     const T* const bias = static_cast<const T*>(a.bias);
-    add_to_sums<kBlocks>(sums, [&](int i, int) {  // gated: eight of the gate, then the eight of up that belong to them
-      const int at = a.gated ? column + i / 16 * 8 + i % 8 : column + i;
-      return at < n ? static_cast<float>(bias[a.gated && i % 16 >= 8 ? n + at : at]) : 0.f;
+    add_to_sums<kBlocks>(sums, [&](int i, int) {
+      const int at = weight_row(a, row, i);
+      return at < 0 ? 0.f : static_cast<float>(bias[at]);
     });
   }
   const int64_t first = int64_t{token} * a.out_stride + column;

@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kMostThreads, kSlabs ? 4 : 7)
   extern __shared__ float4 staging[];
   const int team = threadIdx.x / lanes, lane = threadIdx.x % lanes;
   float* stage = reinterpret_cast<float*>(staging) + team * padded_width;
-  const int heads = call.heads + 2 * call.kv_heads;
+  const int heads = call.heads + call.kv_heads + call.v_heads;
   const int index = blockIdx.x * (blockDim.x / lanes) + team;
   const int row = index / heads;
   const Head<T, KV> head(call, index - row * heads);
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(kMostThreads, kSlabs ? 4 : 7)
   if (row >= call.rows) return;
   const int64_t slot = head.part == head.kQ ? 0 : call.slots[row];
   if (slot < 0) return;
-  const unsigned team_mask = lanes == kWarp ? ~0u : ((1u << lanes) - 1) << (threadIdx.x % kWarp / lanes * lanes);
+  const unsigned team_mask = team_mask_of(lanes);
   const int width = head.width;
   T* const source = head.part == head.kQ   ? call.q.at(row, head.head * call.head_dim)
                     : head.part == head.kK ? call.k.at(row, head.head * call.head_dim)
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(kMostThreads, kSlabs ? 4 : 7)
     });
   }
   __syncwarp(team_mask);
-  each([&](int c) {
+  auto finished = [&](int c) {  // columns of the result
     if constexpr (!kSingle) {
       staged.load(stage + c);
       staged.get(x);
@@ -176,19 +176,39 @@ __global__ void __launch_bounds__(kMostThreads, kSlabs ? 4 : 7)
     if (turned) turning.turn(c, turns, y);
     Vector<T, N> vector;
     vector.set(y);
-    if (head.part == head.kQ) {
-      vector.store(source + c);
+    return vector;
+  };
+  const bool is_k = head.part == head.kK;
+  const int64_t page = slot >> call.page_shift, place = slot & ((int64_t{1} << call.page_shift) - 1);
+  KV* const entry = (is_k ? call.k_pages : call.v_pages) + page * call.page_stride +
+                    head.head * (is_k ? call.k_head_stride : call.v_head_stride) + place * head.width;
+  Vector<T, N> vector;
+  uint32_t magnitude = 0;
+  each([&](int c) {
+    vector = finished(c);
+    if (head.part == head.kQ || (!kSlabs && call.keep_k && is_k)) vector.store(source + c);
+    if (head.part == head.kQ) return;
+    float y[N];
+    vector.get(y);
+    if constexpr (std::is_same_v<KV, Code>) {
+#pragma unroll
+      for (int i = 0; i < N; ++i) magnitude = max(magnitude, magnitude_bits(y[i]));
     } else {
-      if (!kSlabs && call.keep_k && head.part == head.kK) vector.store(source + c);
-      vector.get(y);
-      Vector<KV, N> entry;
-      entry.set(y);
-      const int64_t page = slot >> call.page_shift, place = slot & ((int64_t{1} << call.page_shift) - 1);
-      KV* pages = head.part == head.kK ? call.k_pages : call.v_pages;
-      const int64_t head_stride = head.part == head.kK ? call.k_head_stride : call.v_head_stride;
-      entry.store(pages + page * call.page_stride + head.head * head_stride + place * head.width + c);
+      Vector<KV, N> stored;
+      stored.set(y);
+      stored.store(entry + c);
     }
   });
+  if constexpr (std::is_same_v<KV, Code>) {
+    if (head.part == head.kQ) return;
+    const float scale = call.scale(is_k, head.head, page, place, team_max(magnitude, lanes, team_mask), lane == 0);
+    each([&](int c) {
+      if constexpr (!kSingle) vector = finished(c);
+      float y[N];
+      vector.get(y);
+      store_codes(call.code, y, scale, entry + c);
+    });
+  }
 }
 
 template <typename T, typename KV, int N, bool kSlabs>
@@ -196,7 +216,7 @@ void launch_prepare(const Queue& queue, const PrepareCall<T, KV>& call) {
   const int widest = std::max(call.head_dim, call.v_dim);
   int lanes = 4;
   while (lanes < kWarp && lanes * N < widest) lanes *= 2;
-  const int64_t teams = int64_t{call.rows} * (call.heads + 2 * call.kv_heads);
+  const int64_t teams = int64_t{call.rows} * (call.heads + call.kv_heads + call.v_heads);
   MAGA_CHECK(teams < int64_t{1} << 31, call.rows, " rows");
   const int threads = teams * lanes <= 132 * 256 ? 64 : kMostThreads;  // few: spread over the SMs
   const int teams_a_block = threads / lanes, padded_width = (widest + 3) / 4 * 4;
@@ -218,6 +238,7 @@ void prepare(const Queue& queue, const DeviceStep& step, const PrepareArgs& args
                                 .rows = args.rows,
                                 .heads = args.heads,
                                 .kv_heads = args.kv_heads,
+                                .v_heads = layer.values_in_keys ? 0 : args.kv_heads,
                                 .head_dim = layer.head_dim,
                                 .v_dim = layer.v_dim,
                                 .q_norm = static_cast<const T*>(args.q_norm),
@@ -234,7 +255,13 @@ void prepare(const Queue& queue, const DeviceStep& step, const PrepareArgs& args
                                 .k_head_stride = layer.k_head_stride,
                                 .v_head_stride = layer.v_head_stride,
                                 .page_shift = std::countr_zero(static_cast<unsigned>(layer.page_tokens)),
-                                .slots = step.slots};
+                                .slots = step.slots,
+                                .code = args.kv_type,
+                                .k_scales = layer.k_scales,
+                                .v_scales = layer.v_scales,
+                                .scale_stride = layer.scale_stride,
+                                .k_scale = layer.k_scale,
+                                .v_scale = layer.v_scale};
   const bool slabs = args.slabs.data;
   auto fits = [&](int n) {
     if (args.turns && !takes_vectors<float>(args.turns, 4)) return false;
@@ -253,8 +280,8 @@ void prepare(const Queue& queue, const DeviceStep& step, const PrepareArgs& args
     slabs ? launch_prepare<T, KV, 1, true>(queue, call) : launch_prepare<T, KV, 1, false>(queue, call);
     return;
   }
-  if constexpr (std::is_same_v<T, KV>)
-    if (prepare_pairs(queue, call)) return;
+  if constexpr (std::is_same_v<T, KV> || std::is_same_v<Code, KV>)
+    if (!layer.values_in_keys && prepare_pairs(queue, call)) return;
   slabs ? launch_prepare<T, KV, 4, true>(queue, call) : launch_prepare<T, KV, kWide, false>(queue, call);
 }
 
@@ -266,6 +293,7 @@ void prepare_qkv(const Queue& queue, DType type, const DeviceStep& step, const P
   MAGA_CHECK(std::has_single_bit(static_cast<unsigned>(args.layer.page_tokens)), args.layer.page_tokens, " tokens a page");
   MAGA_CHECK(!args.keep_k || args.slabs.data == nullptr, "slabs have no k to write back");
   with_type(type, [&](auto element) {
+    if (is_code(args.kv_type)) return prepare<decltype(element), Code>(queue, step, args);
     with_type(args.kv_type, [&](auto kv) { prepare<decltype(element), decltype(kv)>(queue, step, args); });
   });
 }

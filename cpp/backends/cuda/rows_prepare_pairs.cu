@@ -31,11 +31,17 @@ struct Pair {
   }
 };
 
+// CTAs an SM that registers must leave room for.
+template <typename KV>
+constexpr int most_ctas(int heads, bool norms) {
+  return heads == 1 ? 6 : norms ? 4 : std::is_same_v<KV, Code> ? 5 : 6;
+}
+
 // A team of 1 << log_lanes threads a head; a thread has 2 N of its columns, of kHeads heads of one row. Grid (rows, parts of a
 // row's heads).
-template <typename T, int N, int kHeads, bool kSlabs, bool kNorms>
-__global__ void __launch_bounds__(kMostThreads, kHeads > 1 && kNorms ? 4 : 6)
-    prepare_pairs(const PrepareCall<T, T> call, int log_lanes) {
+template <typename T, typename KV, int N, int kHeads, bool kSlabs, bool kNorms>
+__global__ void __launch_bounds__(kMostThreads, most_ctas<KV>(kHeads, kNorms))
+    prepare_pairs(const PrepareCall<T, KV> call, int log_lanes) {
   allow_next();
   const int team = threadIdx.x >> log_lanes, teams = blockDim.x >> log_lanes;
   const int c = (threadIdx.x & ((1 << log_lanes) - 1)) * N, half = call.head_dim / 2;
@@ -127,39 +133,51 @@ __global__ void __launch_bounds__(kMostThreads, kHeads > 1 && kNorms ? 4 : 6)
       in[i].store(q + head * call.head_dim, half);
     } else if (slot >= 0) {
       const bool is_k = head < k_heads;
-      T* const pages =
-          is_k ? call.k_pages + (head - call.heads) * call.k_head_stride : call.v_pages + (head - k_heads) * call.v_head_stride;
-      in[i].store(pages + entry, half);
+      const int kv_head = head - (is_k ? call.heads : k_heads);
+      KV* const pages = is_k ? call.k_pages + kv_head * call.k_head_stride : call.v_pages + kv_head * call.v_head_stride;
+      if constexpr (std::is_same_v<KV, Code>) {
+        in[i].get(a, b);
+        uint32_t magnitude = 0;
+#pragma unroll
+        for (int e = 0; e < N; ++e) magnitude = max(magnitude, max(magnitude_bits(a[e]), magnitude_bits(b[e])));
+        const int lanes = 1 << log_lanes;
+        magnitude = team_max(magnitude, lanes, team_mask_of(lanes));
+        const float scale = call.scale(is_k, kv_head, page, place, magnitude, c == 0);
+        store_codes(call.code, a, scale, pages + entry);
+        store_codes(call.code, b, scale, pages + entry + half);
+      } else {
+        in[i].store(pages + entry, half);
+      }
       if (!kSlabs && call.keep_k && is_k) in[i].store(call.k.at(row, c) + (head - call.heads) * call.head_dim, half);
     }
   }
 }
 
-template <typename T, int N, int kHeads, bool kSlabs>
-void launch_pairs(const Queue& queue, const PrepareCall<T, T>& call) {
+template <typename T, typename KV, int N, int kHeads, bool kSlabs>
+void launch_pairs(const Queue& queue, const PrepareCall<T, KV>& call) {
   const int lanes = call.head_dim / (2 * N), heads = call.heads + 2 * call.kv_heads;
   const int threads_a_row = (heads + kHeads - 1) / kHeads * lanes;
   const int parts = (threads_a_row + kMostThreads - 1) / kMostThreads;
   const int threads = ((threads_a_row + parts - 1) / parts + kWarp - 1) / kWarp * kWarp;
   auto* kernel =
-      call.q_norm || call.k_norm ? prepare_pairs<T, N, kHeads, kSlabs, true> : prepare_pairs<T, N, kHeads, kSlabs, false>;
+      call.q_norm || call.k_norm ? prepare_pairs<T, KV, N, kHeads, kSlabs, true> : prepare_pairs<T, KV, N, kHeads, kSlabs, false>;
   launch(queue, kernel, dim3(call.rows, parts), dim3(threads), 0, call, std::countr_zero(static_cast<unsigned>(lanes)));
 }
 
 }  // namespace
 
-template <typename T>
-bool prepare_pairs(const Queue& queue, const PrepareCall<T, T>& call) {
+template <typename T, typename KV>
+bool prepare_pairs(const Queue& queue, const PrepareCall<T, KV>& call) {
   const int n = call.slabs ? 4 : kVector<T>, lanes = call.head_dim / (2 * n);
   if (call.head_dim % (2 * n) != 0 || !std::has_single_bit(static_cast<unsigned>(lanes)) || lanes > kWarp) return false;
   if (call.v_dim != call.head_dim || (call.rotary_dim > 0 && (call.interleaved || call.rotary_dim != call.head_dim))) return false;
   const int64_t threads = int64_t{call.rows} * (call.heads + 2 * call.kv_heads) * lanes;
   if (call.slabs) {
-    launch_pairs<T, 4, 1, true>(queue, call);
+    launch_pairs<T, KV, 4, 1, true>(queue, call);
   } else if (threads <= 132 * 1024) {  // few: spread over the SMs
-    launch_pairs<T, kVector<T>, 1, false>(queue, call);
+    launch_pairs<T, KV, kVector<T>, 1, false>(queue, call);
   } else {
-    launch_pairs<T, kVector<T>, 4, false>(queue, call);
+    launch_pairs<T, KV, kVector<T>, 4, false>(queue, call);
   }
   return true;
 }
@@ -167,5 +185,8 @@ bool prepare_pairs(const Queue& queue, const PrepareCall<T, T>& call) {
 template bool prepare_pairs(const Queue&, const PrepareCall<float, float>&);
 template bool prepare_pairs(const Queue&, const PrepareCall<half, half>&);
 template bool prepare_pairs(const Queue&, const PrepareCall<__nv_bfloat16, __nv_bfloat16>&);
+template bool prepare_pairs(const Queue&, const PrepareCall<float, Code>&);
+template bool prepare_pairs(const Queue&, const PrepareCall<half, Code>&);
+template bool prepare_pairs(const Queue&, const PrepareCall<__nv_bfloat16, Code>&);
 
 }  // namespace maga::cuda

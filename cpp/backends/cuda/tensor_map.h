@@ -16,5 +16,7 @@ struct TensorShape {
 
 // Of f16 or bf16, for boxes of 64 columns in the 128-byte swizzle; what lies outside reads as zeros.
 CUtensorMap tensor_map(DType type, const void* data, const TensorShape& shape);
+// Of words of 8 bytes, for boxes of any size.
+CUtensorMap word_map(const void* data, const TensorShape& shape);
 
 }  // namespace maga::cuda

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -14,11 +15,11 @@ namespace maga::cuda {
 
 class Uploader {
  public:
-  // As many threads upload at once as there are lanes; the others wait.
-  Uploader(int lanes, DType type);
+  // As many threads upload at once as there are lanes; the others wait. `packs`: whether the card has kernels for codes.
+  Uploader(int lanes, DType type, bool packs);
   ~Uploader();
 
-  // Checks shapes and forms; throws Error naming `spec`. Forms without a kernel here are widened to the compute type.
+  // Checks shapes and forms; throws Error naming `spec`. Codes without a kernel here are widened to the compute type.
   std::shared_ptr<const DeviceWeight> upload(const WeightSpec& spec, const Canonical& weight);
   // The matrices of a stack, one after another into one block of memory of `device`.
   std::unique_ptr<WeightStack> stack(const WeightSpec& spec, int device);
@@ -32,13 +33,20 @@ class Uploader {
   };
   class Turn;
   class Stack;
+  std::shared_ptr<const DeviceWeight> upload_fp8(const WeightSpec& spec, const Float8& weight);
   void copy(const WeightSpec& spec, const Canonical& weight, std::byte* to);
+  void pack(const Affine& weight, const AffineLayout& layout, std::byte* to);
+  AffineLayout layout_of(const Affine& weight, std::string* why) const;  // bits 0: no kernel takes it
+  // `fill` writes bytes [begin, end) of what goes to the card at `to`, chunk by chunk.
+  using Fill = std::function<void(int64_t begin, int64_t end, std::byte* staged)>;
+  void send(std::byte* to, int64_t bytes, const Fill& fill);
 
   std::vector<std::unique_ptr<Lane>> lanes_;
   std::vector<Lane*> idle_;
   std::mutex mutex_;
   std::condition_variable freed_;
   DType type_;
+  bool packs_;
 };
 
 }  // namespace maga::cuda

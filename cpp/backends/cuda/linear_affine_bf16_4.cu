@@ -1,0 +1,5 @@
+#include "backends/cuda/linear_affine.cuh"
+
+namespace maga::cuda {
+template AffineKernel affine_kernel<__nv_bfloat16, 4, false>(const AffineTile& tile);
+}

@@ -1,0 +1,5 @@
+#include "backends/cuda/linear_affine.cuh"
+
+namespace maga::cuda {
+template AffineKernel affine_kernel<__half, 8, true>(const AffineTile& tile);
+}

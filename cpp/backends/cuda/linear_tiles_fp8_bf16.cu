@@ -1,0 +1,6 @@
+#include "backends/cuda/linear_tiles.cuh"
+
+namespace maga::cuda {
+template TileKernel tile_kernel<__nv_fp8_e4m3, __nv_bfloat16, 2>(int rows);
+template TileKernel tile_kernel<__nv_fp8_e4m3, __nv_bfloat16, 3>(int rows);
+}  // namespace maga::cuda
