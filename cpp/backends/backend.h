@@ -20,6 +20,8 @@ class Weight {
  public:
   virtual ~Weight() = default;
   virtual int64_t bytes() const = 0;
+  // Why a quantised weight is held as dense values; empty if it is not.
+  virtual std::string widened() const { return {}; }
 };
 
 // The largest step that an Executable must take, and how its K/V pages look.
@@ -29,7 +31,10 @@ struct Limits {
   int64_t logit_rows = 0;   // rows of logits of a step
   int64_t pages = 0;        // K/V pages in the pool; 0: as many as the device has room for, where the backend can tell
   int64_t page_tokens = 0;  // tokens a page holds, for all layers
-  DType kv_dtype = DType::f16;
+  // Of the elements of keys and values: one type for all cache layers, or each layer's.
+  std::vector<DType> kv_dtypes = {DType::f16};
+
+  DType kv_dtype(int64_t layer) const { return kv_dtypes.size() == 1 ? kv_dtypes[0] : kv_dtypes[layer]; }
 };
 
 // A program with its weights, buffers and pages, ready to run. One thread uses it at a time.
@@ -120,8 +125,9 @@ class Backend {
                                            const Limits& limits) = 0;
 };
 
-// Bytes of one page: keys and values of `page_tokens` tokens in every layer.
-int64_t page_bytes(const Program& program, int64_t page_tokens, DType kv_dtype);
+// Bytes of one page: keys and values of limits.page_tokens tokens in every layer. Throws Error where limits.kv_dtypes are not what
+// the program's layers can have: fp32, fp16, bf16, int8, fp8_e4m3, fp8_e5m2.
+int64_t page_bytes(const Program& program, const Limits& limits);
 
 struct CpuOptions {
   int threads = 0;                   // 0: one per usable core

@@ -12,8 +12,6 @@ namespace py = pybind11;
 
 namespace maga {
 
-DType parse_dtype(const std::string& text);
-
 namespace {
 
 using FloatRows = py::array_t<float, py::array::c_style | py::array::forcecast>;
@@ -72,6 +70,13 @@ Affine affine_of(const py::array& codes, const AffineNumbers& numbers, const py:
           .zero = numbers.zero};
 }
 
+Float8 float8_of(const py::array& codes, std::pair<int64_t, int64_t> block, const py::array& scale, std::string_view name) {
+  return {.codes = view_of(codes, DType::u8, name, "codes"),
+          .high = block.first,
+          .wide = block.second,
+          .scale = view_of(scale, DType::f32, name, "scale")};
+}
+
 // A stack with its name for messages.
 struct NamedStack {
   std::string name;
@@ -104,6 +109,18 @@ void bind_quantize(py::module_& m) {
         return py::make_tuple(array_of<uint8_t>(affine.codes), array_of<float>(affine.scale), affine.zero);
       },
       py::arg("values"), py::arg("dtype"), py::kw_only(), py::arg("bits"), py::arg("group"), py::arg("name"));
+  m.def(
+      "quantize_fp8",
+      [](const py::array& values, const std::string& dtype, const std::string& name) {
+        const Dense dense = dense_of(values, dtype, name);
+        Float8 rounded;
+        {
+          py::gil_scoped_release release;
+          rounded = quantize_fp8(dense.values, name);
+        }
+        return py::make_tuple(array_of<uint8_t>(rounded.codes), array_of<float>(rounded.scale));
+      },
+      py::arg("values"), py::arg("dtype"), py::kw_only(), py::arg("name"));
 }
 
 void bind_stack(py::module_& m) {
@@ -118,6 +135,12 @@ void bind_stack(py::module_& m) {
              const std::optional<py::array>& offset,
              int zero) { s.add(affine_of(codes, {bits, group, zero}, scale, offset, s.name)); },
           py::arg("codes"), py::kw_only(), py::arg("bits"), py::arg("group"), py::arg("scale"), py::arg("offset"), py::arg("zero"))
+      .def(
+          "add_float8",
+          [](NamedStack& s, const py::array& codes, std::pair<int64_t, int64_t> block, const py::array& scale) {
+            s.add(float8_of(codes, block, scale, s.name));
+          },
+          py::arg("codes"), py::kw_only(), py::arg("block"), py::arg("scale"))
       .def("finish", [](NamedStack& s) { return std::const_pointer_cast<Weight>(s.stack->finish()); });
 }
 
@@ -271,7 +294,9 @@ void bind_cuda(py::module_& m) {
 }  // namespace
 
 void bind_backend(py::module_& m) {
-  py::class_<Weight, std::shared_ptr<Weight>>(m, "Weight").def_property_readonly("bytes", &Weight::bytes);
+  py::class_<Weight, std::shared_ptr<Weight>>(m, "Weight")
+      .def_property_readonly("bytes", &Weight::bytes)
+      .def_property_readonly("widened", &Weight::widened);
   bind_limits(m);
   bind_draw(m);
   bind_executable(m);
@@ -297,6 +322,14 @@ void bind_backend(py::module_& m) {
           py::arg("name"), py::arg("shape"), py::arg("codes"), py::kw_only(), py::arg("bits"), py::arg("group"), py::arg("scale"),
           py::arg("offset"), py::arg("zero"))
       .def(
+          "pack_float8",
+          [](Backend& b, const std::string& name, std::vector<int64_t> shape, const py::array& codes,
+             std::pair<int64_t, int64_t> block, const py::array& scale) {
+            const Float8 weight = float8_of(codes, block, scale, name);
+            return std::const_pointer_cast<Weight>(pack_released(b, {name, {}, std::move(shape)}, weight));
+          },
+          py::arg("name"), py::arg("shape"), py::arg("codes"), py::kw_only(), py::arg("block"), py::arg("scale"))
+      .def(
           "stack",
           [](Backend& b, const std::string& name, std::vector<int64_t> shape) {
             return NamedStack{name, b.stack({name, {}, std::move(shape)})};
@@ -305,13 +338,13 @@ void bind_backend(py::module_& m) {
       .def(
           "load",
           [](Backend& b, const Program& program, const std::vector<std::shared_ptr<Weight>>& weights, int64_t tokens,
-             int64_t sequences, int64_t logit_rows, int64_t pages, int64_t page_tokens, const std::string& kv_dtype) {
+             int64_t sequences, int64_t logit_rows, int64_t pages, int64_t page_tokens, const KvDTypes& kv_dtype) {
             const Limits limits{.tokens = tokens,
                                 .sequences = sequences,
                                 .logit_rows = logit_rows,
                                 .pages = pages,
                                 .page_tokens = page_tokens,
-                                .kv_dtype = parse_dtype(kv_dtype)};
+                                .kv_dtypes = parse_kv_dtypes(kv_dtype)};
             py::gil_scoped_release release;  // a device measures its largest step and captures graphs
             return b.load(program, {weights.begin(), weights.end()}, limits);
           },

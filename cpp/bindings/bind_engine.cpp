@@ -2,6 +2,7 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "bindings/bind.h"
@@ -39,6 +40,10 @@ std::vector<int32_t> token_ids(const py::array& array) {
   return ids;
 }
 
+py::array_t<float> row_of(const std::vector<float>& row) {
+  return py::array_t<float>(static_cast<py::ssize_t>(row.size()), row.data());
+}
+
 SamplingParams make_params(const py::kwargs& fields) {
   py::object params = py::cast(SamplingParams{});
   for (const auto& [name, value] : fields) {
@@ -54,16 +59,74 @@ SamplingParams make_params(const py::kwargs& fields) {
   return params.cast<SamplingParams>();
 }
 
+constexpr const char* kBeamStops[] = {"heuristic", "first", "never"};
+
+BeamParams::Stop beam_stop(const std::string& name) {
+  const auto at = std::find(std::begin(kBeamStops), std::end(kBeamStops), name);
+  MAGA_REQUIRE(at != std::end(kBeamStops), "beam_stop is '", name, "': it must be heuristic, first or never");
+  return static_cast<BeamParams::Stop>(at - std::begin(kBeamStops));
+}
+
+// The fields of a part are Python's fields of the whole.
+template <typename Part, typename T>
+void bind_field(py::class_<SamplingParams>& whole, Part SamplingParams::* part, const char* name, T Part::* field) {
+  whole.def_property(
+      name, [=](const SamplingParams& p) { return p.*part.*field; },
+      [=](SamplingParams& p, T value) { p.*part.*field = std::move(value); });
+}
+
+void bind_rare(py::class_<SamplingParams>& params) {
+  using R = RareSamplers;
+  const auto field = [&](const char* name, auto member) { bind_field(params, &SamplingParams::rare, name, member); };
+  field("top_a", &R::top_a);
+  field("tfs", &R::tfs);
+  field("typical_p", &R::typical_p);
+  field("epsilon_cutoff", &R::epsilon_cutoff);
+  field("eta_cutoff", &R::eta_cutoff);
+  field("nsigma", &R::nsigma);
+  field("dynatemp_min", &R::dynatemp_min);
+  field("dynatemp_max", &R::dynatemp_max);
+  field("dynatemp_exponent", &R::dynatemp_exponent);
+  field("temperature_last", &R::temperature_last);
+  field("smoothing_factor", &R::smoothing_factor);
+  field("smoothing_curve", &R::smoothing_curve);
+  field("skew", &R::skew);
+  field("xtc_probability", &R::xtc_probability);
+  field("xtc_threshold", &R::xtc_threshold);
+  field("mirostat_mode", &R::mirostat_mode);
+  field("mirostat_tau", &R::mirostat_tau);
+  field("mirostat_eta", &R::mirostat_eta);
+  field("no_repeat_ngram_size", &R::no_repeat_ngram_size);
+  field("dry_multiplier", &R::dry_multiplier);
+  field("dry_base", &R::dry_base);
+  field("dry_allowed_length", &R::dry_allowed_length);
+  field("dry_range", &R::dry_range);
+  field("dry_breakers", &R::dry_breakers);
+  field("token_bans", &R::token_bans);
+  field("token_ban_ranges", &R::token_ban_ranges);
+  field("allowed_tokens", &R::allowed_tokens);
+  field("sampler_priority", &R::sampler_priority);
+  bind_field(params, &SamplingParams::beams, "beam_width", &BeamParams::width);
+  bind_field(params, &SamplingParams::beams, "length_penalty", &BeamParams::length_penalty);
+  params.def_property(
+      "beam_stop", [](const SamplingParams& p) { return kBeamStops[static_cast<int>(p.beams.stop)]; },
+      [](SamplingParams& p, const std::string& name) { p.beams.stop = beam_stop(name); });
+}
+
 void bind_params(py::module_& m) {
   using P = SamplingParams;
-  py::class_<P>(m, "SamplingParams")
-      .def(py::init(&make_params))
+  py::class_<P> params(m, "SamplingParams");
+  bind_rare(params);
+  params.def(py::init(&make_params))
       .def_readwrite("max_new_tokens", &P::max_new_tokens)
       .def_readwrite("min_new_tokens", &P::min_new_tokens)
       .def_readwrite("temperature", &P::temperature)
       .def_readwrite("top_k", &P::top_k)
       .def_readwrite("top_p", &P::top_p)
       .def_readwrite("min_p", &P::min_p)
+      .def_readwrite("top_p_decay", &P::top_p_decay)
+      .def_readwrite("top_p_min", &P::top_p_min)
+      .def_readwrite("top_p_reset_ids", &P::top_p_reset_ids)
       .def_readwrite("repetition_penalty", &P::repetition_penalty)
       .def_readwrite("presence_penalty", &P::presence_penalty)
       .def_readwrite("frequency_penalty", &P::frequency_penalty)
@@ -76,6 +139,10 @@ void bind_params(py::module_& m) {
           [](P& p, std::vector<std::string> strings) { p.stop_strings = std::move(strings); })
       .def_readwrite("stop_token_ids", &P::stop_token_ids)
       .def_readwrite("logprobs", &P::logprobs)
+      .def_readwrite("prompt_logprobs", &P::prompt_logprobs)
+      .def_readwrite("return_logits", &P::return_logits)
+      .def_readwrite("select_tokens", &P::select_tokens)
+      .def_readwrite("return_hidden_states", &P::return_hidden_states)
       .def("validate", &P::validate, py::arg("vocab"));
 }
 
@@ -90,14 +157,21 @@ void bind_event(py::module_& m) {
                                for (const auto& token : e.logprobs) all.append(py::make_tuple(token.logprob, token.top));
                                return all;
                              })
+      .def_property_readonly("prompt_logprobs",
+                             [](const Event& e) {
+                               py::list all;
+                               for (const auto& token : e.prompt_logprobs)
+                                 all.append(py::make_tuple(token.logprob, token.rank, token.top));
+                               return all;
+                             })
+      .def_property_readonly("logits", [](const Event& e) { return row_of(e.logits); })
+      .def_property_readonly("hidden_states", [](const Event& e) { return row_of(e.hidden_states); })
       .def_property_readonly("finish", [](const Event& e) { return kFinishNames[static_cast<int>(e.finish)]; })
       .def_readonly("stop_token", &Event::stop_token)
       .def_readonly("stop_word", &Event::stop_word)
       .def_readonly("stop_string", &Event::stop_string)
       .def_readonly("error", &Event::error)
-      .def_property_readonly(
-          "embedding",
-          [](const Event& e) { return py::array_t<float>(static_cast<py::ssize_t>(e.embedding.size()), e.embedding.data()); })
+      .def_property_readonly("embedding", [](const Event& e) { return row_of(e.embedding); })
       .def_readonly("prompt_tokens", &Event::prompt_tokens)
       .def_readonly("cached_tokens", &Event::cached_tokens)
       .def_readonly("output_tokens", &Event::output_tokens)
@@ -118,14 +192,41 @@ py::dict stats_dict(const EngineStats& s) {
                   "host_seconds"_a = s.host_seconds, "overlapped_seconds"_a = s.overlapped_seconds, "least_seconds"_a = s.least.all,
                   "least_weights_seconds"_a = s.least.weights, "least_kv_seconds"_a = s.least.kv,
                   "least_arithmetic_seconds"_a = s.least.arithmetic, "last_step_unix"_a = s.last_step_unix,
+                  "corrupted"_a = s.corrupted, "masks"_a = s.masks, "masks_late"_a = s.masks_late, "phase"_a = s.phase,
                   "device_lost"_a = s.device_lost);
 }
 
 }  // namespace
 
+void bind_masks(py::module_& m) {
+  using State = TokenMask::State;
+  using Words = py::array_t<uint32_t, py::array::c_style>;
+  py::class_<TokenMask, std::shared_ptr<TokenMask>>(m, "TokenMask")
+      .def_readonly("grammar", &TokenMask::grammar)
+      .def_readonly("output", &TokenMask::output)
+      .def_readonly("last_token", &TokenMask::last_token);
+  py::class_<MaskQueue, std::shared_ptr<MaskQueue>>(m, "MaskQueue")
+      .def("take", &MaskQueue::take, py::call_guard<py::gil_scoped_release>())
+      .def(
+          "ready",
+          [](MaskQueue& queue, TokenMask& mask, const Words& allowed) {
+            const auto words = std::min(mask.allowed.size(), static_cast<size_t>(allowed.size()));
+            std::copy_n(allowed.data(), words, mask.allowed.begin());
+            queue.finish(&mask, State::ready);
+          },
+          py::arg("mask"), py::arg("allowed"))
+      .def(
+          "complete", [](MaskQueue& queue, TokenMask& mask) { queue.finish(&mask, State::complete); }, py::arg("mask"))
+      .def(
+          "fail",
+          [](MaskQueue& queue, TokenMask& mask, std::string error) { queue.finish(&mask, State::failed, std::move(error)); },
+          py::arg("mask"), py::arg("error"));
+}
+
 void bind_engine(py::module_& m) {
   bind_params(m);
   bind_event(m);
+  bind_masks(m);
   py::class_<Engine, std::unique_ptr<Engine, DeleteReleased>>(m, "Engine")
       .def(py::init([](std::shared_ptr<Backend> backend, std::unique_ptr<Executable> model, int max_sequences, int token_budget,
                        int max_queue, int64_t max_sequence_length, bool prefix_cache, std::string fault, double bytes_per_second,
@@ -152,24 +253,26 @@ void bind_engine(py::module_& m) {
       .def(
           "submit",
           [](Engine& engine, const py::array& prompt, const SamplingParams& params, int sequences, int priority,
-             double timeout_seconds, std::string cache_salt, int64_t segment_start, int64_t segment_shift) {
+             double timeout_seconds, std::string cache_salt, uint64_t grammar, int64_t segment_start, int64_t segment_shift) {
             Request request{.prompt = token_ids(prompt),
                             .params = params,
                             .sequences = sequences,
                             .priority = priority,
                             .timeout_seconds = timeout_seconds,
                             .cache_salt = std::move(cache_salt),
+                            .grammar = grammar,
                             .segment_start = segment_start,
                             .segment_shift = segment_shift};
             py::gil_scoped_release release;
             return engine.submit(std::move(request));
           },
           py::arg("prompt"), py::arg("params"), py::kw_only(), py::arg("sequences") = 1, py::arg("priority") = 0,
-          py::arg("timeout_seconds") = 0.0, py::arg("cache_salt") = "",
+          py::arg("timeout_seconds") = 0.0, py::arg("cache_salt") = "", py::arg("grammar") = 0,
           py::arg("segment_start") = std::numeric_limits<int64_t>::max(), py::arg("segment_shift") = 0)
       .def("cancel", &Engine::cancel, py::arg("request"), py::arg("sequence") = -1, py::call_guard<py::gil_scoped_release>())
       .def("poll", &Engine::poll, py::call_guard<py::gil_scoped_release>())
       .def("event_fd", &Engine::event_fd)
+      .def("masks", &Engine::masks)
       .def("drain", &Engine::drain, py::arg("timeout_seconds"), py::call_guard<py::gil_scoped_release>())
       .def("stats", [](const Engine& engine) { return stats_dict(engine.stats()); });
 }

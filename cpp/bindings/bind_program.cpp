@@ -8,6 +8,7 @@
 #include "bindings/bind.h"
 #include "program/cost.h"
 #include "program/fuse.h"
+#include "program/part.h"
 #include "program/program.h"
 
 namespace py = pybind11;
@@ -78,6 +79,10 @@ struct Describe {
   py::dict operator()(const Linear& o) const {
     return py::dict(py::arg("out") = view(o.out), py::arg("in") = view(o.in), py::arg("weight") = o.weight,
                     py::arg("bias") = o.bias, py::arg("residual") = view(o.residual));
+  }
+  py::dict operator()(const HeadLinear& o) const {
+    return py::dict(py::arg("out") = view(o.out), py::arg("in") = view(o.in), py::arg("weight") = o.weight,
+                    py::arg("heads") = o.heads);
   }
   py::dict operator()(const Rope& o) const {
     return py::dict(py::arg("x") = view(o.x), py::arg("head_dim") = o.head_dim, py::arg("table") = o.table,
@@ -246,6 +251,12 @@ void bind_ops(py::class_<Program>& program) {
           py::arg("top_groups") = 1, py::arg("group_best") = 1, py::arg("renormalise") = false, py::arg("scale") = 1.0f,
           py::arg("kind"), py::arg("alpha") = 1.0f, py::arg("limit") = 0.0f, py::arg("up_offset") = 0.0f)
       .def(
+          "head_linear",
+          [](Program& p, View out, View in, WeightId weight, int64_t heads) {
+            p.ops.push_back(HeadLinear{out, in, weight, heads});
+          },
+          py::arg("out"), py::arg("in_"), py::kw_only(), py::arg("weight"), py::arg("heads"))
+      .def(
           "gated_linear",
           [](Program& p, View out, View in, WeightId weight, WeightId bias, const std::string& kind) {
             p.ops.push_back(GatedLinear{out, in, weight, bias, parse<ActivationKind>("activation", kind, kActivations)});
@@ -281,6 +292,19 @@ DType parse_dtype(const std::string& text) {
   return parse<DType>("dtype", text, kFloatTypes);
 }
 
+std::vector<DType> parse_kv_dtypes(const KvDTypes& text) {
+  static constexpr std::pair<std::string_view, DType> kTypes[] = {{"fp32", DType::f32},         {"fp16", DType::f16},
+                                                                  {"bf16", DType::bf16},        {"int8", DType::i8},
+                                                                  {"fp8_e4m3", DType::f8_e4m3}, {"fp8_e5m2", DType::f8_e5m2}};
+  std::vector<DType> types;
+  const auto add = [&](const std::string& one) { types.push_back(parse<DType>("K/V dtype", one, kTypes)); };
+  if (const auto* one = std::get_if<std::string>(&text))
+    add(*one);
+  else
+    for (const std::string& each : std::get<std::vector<std::string>>(text)) add(each);
+  return types;
+}
+
 void bind_program(py::module_& m) {
   py::class_<View>(m, "View")
       .def(py::init([](ValueId value, int64_t offset, int64_t width) { return View{value, offset, width}; }), py::arg("value"),
@@ -297,6 +321,8 @@ void bind_program(py::module_& m) {
       .def_readonly("virtual_tokens", &Program::virtual_tokens)
       .def("add_virtual_tokens", &Program::add_virtual_tokens, py::arg("table"))
       .def_readwrite("embeds", &Program::embeds)
+      .def_readwrite("row_per_token", &Program::row_per_token)
+      .def_property_readonly("whole_prompts", &Program::whole_prompts)
       .def_property_readonly("logits_width", &Program::logits_width)
       .def_readwrite("max_positions", &Program::max_positions)
       .def_readwrite("logits", &Program::logits)
@@ -364,11 +390,21 @@ void bind_program(py::module_& m) {
           py::arg("corrections"))
       .def(
           "cache_layer",
-          [](Program& p, int64_t kv_heads, int64_t head_dim, int64_t v_dim) {
-            p.cache_layers.push_back({kv_heads, head_dim, v_dim});
+          [](Program& p, int64_t kv_heads, int64_t head_dim, int64_t v_dim, bool values_in_keys) {
+            p.cache_layers.push_back({kv_heads, head_dim, v_dim, values_in_keys});
             return static_cast<int32_t>(p.cache_layers.size() - 1);
           },
-          py::arg("kv_heads"), py::arg("head_dim"), py::arg("v_dim"))
+          py::arg("kv_heads"), py::arg("head_dim"), py::arg("v_dim"), py::arg("values_in_keys") = false)
+      .def_readonly("inputs", &Program::inputs)
+      .def(
+          "state_scales",
+          [](Program& p, int32_t layer, float k, float v) {
+            MAGA_REQUIRE(layer >= 0 && layer < static_cast<int32_t>(p.cache_layers.size()), "cache layer ", layer, " of ",
+                         p.cache_layers.size());
+            p.cache_layers[layer].k_scale = bf16_to_float(float_to_bf16(k));  // as pages hold them
+            p.cache_layers[layer].v_scale = bf16_to_float(float_to_bf16(v));
+          },
+          py::arg("layer"), py::arg("k"), py::arg("v"))
       .def("validate", &Program::validate)
       .def_property_readonly("weights",
                              [](const Program& p) {
@@ -402,8 +438,8 @@ void bind_program(py::module_& m) {
                              })
       .def(
           "page_bytes",
-          [](const Program& p, int64_t page_tokens, const std::string& kv_dtype) {
-            return page_bytes(p, page_tokens, parse_dtype(kv_dtype));
+          [](const Program& p, int64_t page_tokens, const KvDTypes& kv_dtype) {
+            return page_bytes(p, {.page_tokens = page_tokens, .kv_dtypes = parse_kv_dtypes(kv_dtype)});
           },
           py::arg("page_tokens"), py::arg("kv_dtype"));
   bind_ops(program);
@@ -415,18 +451,33 @@ void bind_program(py::module_& m) {
       },
       py::arg("program"), py::kw_only(), py::arg("linear_residual"), py::arg("gated_linear"), py::arg("prepare_qkv"));
   m.def(
+      "cuts",
+      [](const Program& p) {
+        std::vector<std::pair<int64_t, ValueId>> found;
+        for (const Cut& cut : cuts(p)) found.emplace_back(cut.op, cut.value);
+        return found;
+      },
+      py::arg("program"));
+  m.def(
+      "part",
+      [](const Program& p, int64_t first, int64_t last, const std::vector<ValueId>& outputs) {
+        return part(p, first, last, outputs);
+      },
+      py::arg("program"), py::arg("first"), py::arg("last"), py::kw_only(), py::arg("outputs"));
+  m.def(
       "cost",
       [](const Program& p, int64_t sequences, int64_t tokens_per_sequence, int64_t context, int64_t logit_rows,
-         int64_t kv_element_bytes, const std::vector<double>& weight_bytes) {
+         const KvDTypes& kv_dtype, const std::vector<double>& weight_bytes) {
         py::list out;
+        const std::vector<DType> kv_dtypes = parse_kv_dtypes(kv_dtype);
         MAGA_REQUIRE(sequences >= 0, sequences, " sequences");
         const std::vector<SequenceWork> all(sequences, {tokens_per_sequence, context});
-        for (const OpCost& c : cost(p, {all, logit_rows, kv_element_bytes}, weight_bytes))
+        for (const OpCost& c : cost(p, {all, logit_rows, kv_dtypes}, weight_bytes))
           out.append(py::make_tuple(c.flops, c.weight_bytes, c.kv_bytes));
         return out;
       },
       py::arg("program"), py::kw_only(), py::arg("sequences"), py::arg("tokens_per_sequence"), py::arg("context"),
-      py::arg("logit_rows"), py::arg("kv_element_bytes"), py::arg("weight_bytes"));
+      py::arg("logit_rows"), py::arg("kv_dtype"), py::arg("weight_bytes"));
 }
 
 }  // namespace maga

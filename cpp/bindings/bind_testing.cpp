@@ -9,8 +9,10 @@
 #include "cache/prefix.h"
 #include "core/check.h"
 #include "core/rng.h"
+#include "decode/repeat.h"
 #include "decode/sampler.h"
 #include "decode/stop.h"
+#include "decode/truncate.h"
 #include "engine/scheduler.h"
 
 namespace py = pybind11;
@@ -79,6 +81,7 @@ void bind_sampler(py::module_ m) {
     const RowScan result = scan(row_of(row));
     return py::make_tuple(result.max, result.argmax, result.finite);
   });
+  m.def("rank", [](const Floats& row, int32_t token) { return rank(row_of(row), token); });
   m.def("exp", [](const Floats& row) {
     return edited(row, [](MutableRow r) {
       for (float& x : r) x = exp_negative(x);
@@ -105,6 +108,40 @@ void bind_sampler(py::module_ m) {
       min_p(row_of(row), max_of(row), p, &candidates);
     return ids_of(candidates);
   });
+  // The stages of truncate.h.
+  m.def("top_a", [](const Floats& row, float a) { return edited(row, [&](MutableRow r) { top_a(r, a); }); });
+  m.def("epsilon_cutoff", [](const Floats& row, float x) { return edited(row, [&](MutableRow r) { epsilon_cutoff(r, x); }); });
+  m.def("eta_cutoff", [](const Floats& row, float x) { return edited(row, [&](MutableRow r) { eta_cutoff(r, x); }); });
+  m.def("top_n_sigma", [](const Floats& row, float n) { return edited(row, [&](MutableRow r) { top_n_sigma(r, n); }); });
+  m.def("exclude_top", [](const Floats& row, float x) { return edited(row, [&](MutableRow r) { exclude_top(r, x); }); });
+  m.def("drop_surprising", [](const Floats& row, float mu) { return edited(row, [&](MutableRow r) { drop_surprising(r, mu); }); });
+  m.def("dynamic_temperature", [](const Floats& row, float least, float most, float exponent) {
+    return dynamic_temperature(row_of(row), least, most, exponent);
+  });
+  m.def("quadratic", [](const Floats& row, float factor, float curve) {
+    return edited(row, [&](MutableRow r) { quadratic(r, factor, curve); });
+  });
+  using Sorted = void (*)(MutableRow, float, std::vector<Candidate>*);
+  const auto sorted = [&](const char* name, Sorted stage) {
+    m.def(name, [stage](const Floats& row, float value) {
+      std::vector<Candidate> scratch;
+      return edited(row, [&](MutableRow r) { stage(r, value, &scratch); });
+    });
+  };
+  sorted("typical", typical);
+  sorted("tail_free", tail_free);
+  sorted("skew", skew);
+  m.def("no_repeat_ngram", [](const Floats& row, const Tokens& tokens, int size) {
+    return edited(row, [&](MutableRow r) { no_repeat_ngram(r, tokens, size); });
+  });
+  m.def(
+      "dry",
+      [](const Floats& row, const Tokens& tokens, float multiplier, float base, int allowed_length, int range,
+         const Tokens& breakers) {
+        return edited(row, [&](MutableRow r) { dry(r, tokens, {multiplier, base, allowed_length, range, breakers}); });
+      },
+      py::arg("row"), py::arg("tokens"), py::arg("multiplier") = 1.0f, py::arg("base") = 1.75f, py::arg("allowed_length") = 2,
+      py::arg("range") = 0, py::arg("breakers") = Tokens{});
   m.def("draw", [](const Floats& row, double u, bool among_candidates) {
     std::vector<double> blocks;
     return among_candidates ? draw(all_of(row), u) : draw(row_of(row), max_of(row), u, &blocks);
@@ -112,7 +149,8 @@ void bind_sampler(py::module_ m) {
   m.def("uniform", &uniform, py::arg("seed"), py::arg("stream"), py::arg("index"));
   m.def(
       "sample",
-      [](const Floats& row, const SamplingParams& params, const Tokens& prompt, const Tokens& output, uint64_t stream) {
+      [](const Floats& row, const SamplingParams& params, const Tokens& prompt, const Tokens& output, uint64_t stream,
+         float mirostat_mu) {
         Tokens tokens = prompt;
         tokens.insert(tokens.end(), output.begin(), output.end());
         const TokenCounts counts = counts_of(prompt, output);
@@ -123,13 +161,16 @@ void bind_sampler(py::module_ m) {
                 .counts = &counts,
                 .tokens = tokens,
                 .output_tokens = static_cast<int64_t>(output.size()),
+                .allowed = {},
                 .seed = params.seed.value_or(0),
-                .stream = stream},
+                .stream = stream,
+                .mirostat_mu = mirostat_mu},
                &scratch, &result);
         constexpr const char* kNames[] = {"ok", "non_finite", "no_token"};
         return py::make_tuple(kNames[static_cast<int>(result.status)], result.token, result.logprobs.logprob, result.logprobs.top);
       },
-      py::arg("row"), py::arg("params"), py::arg("prompt"), py::arg("output"), py::arg("stream") = 0);
+      py::arg("row"), py::arg("params"), py::arg("prompt"), py::arg("output"), py::arg("stream") = 0,
+      py::arg("mirostat_mu") = 0.0f);
 }
 
 // A matcher with the params it refers to.
@@ -194,28 +235,37 @@ void bind_cache(py::module_& m) {
       .def("give_back", &PagePool::give_back);
 }
 
-using RunningRow = std::tuple<int64_t, int64_t, Tokens, int64_t, int64_t>;   // known, computed, pages, slots, whole
-using WaitingRow = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;  // known, computed, unheld, slots, whole
+// known, computed, pages or unheld, slots, whole, scored
+using RunningRow = std::tuple<int64_t, int64_t, Tokens, int64_t, int64_t, int64_t>;
+using WaitingRow = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
 
 void bind_scheduler(py::module_& m) {
   py::class_<Scheduler>(m, "Scheduler")
-      .def(py::init([](int64_t token_budget, int64_t max_sequences, int64_t page_tokens, int64_t total_pages) {
+      .def(py::init([](int64_t token_budget, int64_t max_sequences, int64_t page_tokens, int64_t total_pages, int64_t logit_rows) {
              return Scheduler({.token_budget = token_budget,
                                .max_sequences = max_sequences,
                                .page_tokens = page_tokens,
-                               .total_pages = total_pages});
+                               .total_pages = total_pages,
+                               .logit_rows = logit_rows});
            }),
-           py::kw_only(), py::arg("token_budget"), py::arg("max_sequences"), py::arg("page_tokens"), py::arg("total_pages"))
+           py::kw_only(), py::arg("token_budget"), py::arg("max_sequences"), py::arg("page_tokens"), py::arg("total_pages"),
+           py::arg("logit_rows"))
       .def(
           "plan",
           [](Scheduler& scheduler, const std::vector<RunningRow>& running, const std::vector<WaitingRow>& waiting,
              const Tokens& references, int64_t available) {
             std::vector<PlanSequence> running_view, waiting_view;
-            for (const auto& [known, computed, pages, slots, whole] : running)
-              running_view.push_back({.known = known, .computed = computed, .pages = pages, .slots = slots, .whole = whole});
-            for (const auto& [known, computed, unheld, slots, whole] : waiting)
-              waiting_view.push_back(
-                  {.known = known, .computed = computed, .pages = {}, .unheld = unheld, .slots = slots, .whole = whole});
+            for (const auto& [known, computed, pages, slots, whole, scored] : running)
+              running_view.push_back(
+                  {.known = known, .computed = computed, .pages = pages, .slots = slots, .whole = whole, .scored = scored});
+            for (const auto& [known, computed, unheld, slots, whole, scored] : waiting)
+              waiting_view.push_back({.known = known,
+                                      .computed = computed,
+                                      .pages = {},
+                                      .unheld = unheld,
+                                      .slots = slots,
+                                      .whole = whole,
+                                      .scored = scored});
             const Plan& plan = scheduler.plan(
                 {.running = running_view, .waiting = waiting_view, .references = references, .available = available});
             const auto runs = [](const std::vector<Plan::Run>& all) {
@@ -282,24 +332,27 @@ void bind_fake_model(py::module_& m) {
           py::kw_only(), py::arg("enqueue") = 0, py::arg("collect") = 0, py::arg("lost") = false);
   m.def(
       "fake_model",
-      [](int64_t vocab, int64_t pages, int64_t page_tokens, int64_t tokens, int64_t sequences, int64_t length_dependent_from,
-         int64_t long_from, int32_t poison, int64_t max_positions, bool asynchronous, bool embeds) {
+      [](int64_t vocab, int64_t pages, int64_t page_tokens, int64_t tokens, int64_t sequences, int64_t logit_rows,
+         int64_t length_dependent_from, int64_t long_from, int32_t poison, int64_t max_positions, bool asynchronous, bool embeds) {
         auto control = std::make_shared<FakeControl>();
-        std::unique_ptr<Executable> model = std::make_unique<FakeModel>(
-            FakeOptions{.vocab = vocab,
-                        .length_dependent_from = length_dependent_from,
-                        .long_from = long_from,
-                        .poison = poison,
-                        .max_positions = max_positions,
-                        .asynchronous = asynchronous,
-                        .embeds = embeds},
-            Limits{.tokens = tokens, .sequences = sequences, .logit_rows = sequences, .pages = pages, .page_tokens = page_tokens},
-            control);
+        std::unique_ptr<Executable> model = std::make_unique<FakeModel>(FakeOptions{.vocab = vocab,
+                                                                                    .length_dependent_from = length_dependent_from,
+                                                                                    .long_from = long_from,
+                                                                                    .poison = poison,
+                                                                                    .max_positions = max_positions,
+                                                                                    .asynchronous = asynchronous,
+                                                                                    .embeds = embeds},
+                                                                        Limits{.tokens = tokens,
+                                                                               .sequences = sequences,
+                                                                               .logit_rows = logit_rows ? logit_rows : sequences,
+                                                                               .pages = pages,
+                                                                               .page_tokens = page_tokens},
+                                                                        control);
         return py::make_tuple(py::cast(std::move(model)), control);
       },
       py::kw_only(), py::arg("vocab"), py::arg("pages"), py::arg("page_tokens"), py::arg("tokens"), py::arg("sequences"),
-      py::arg("length_dependent_from") = 0, py::arg("long_from") = 0, py::arg("poison") = -1, py::arg("max_positions") = 0,
-      py::arg("asynchronous") = false, py::arg("embeds") = false);
+      py::arg("logit_rows") = 0, py::arg("length_dependent_from") = 0, py::arg("long_from") = 0, py::arg("poison") = -1,
+      py::arg("max_positions") = 0, py::arg("asynchronous") = false, py::arg("embeds") = false);
   m.def(
       "fake_backend", [](int threads) -> std::shared_ptr<Backend> { return std::make_shared<FakeBackend>(threads); },
       py::arg("threads") = 1);

@@ -197,6 +197,7 @@ Drawn FakeModel::draw(const Draw& draw) {
           .counts = nullptr,
           .tokens = {},
           .output_tokens = static_cast<int64_t>(draw.index),
+          .allowed = {},
           .seed = draw.seed,
           .stream = draw.stream},
          &scratch_, &result);

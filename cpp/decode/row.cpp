@@ -120,6 +120,13 @@ RowScan scan(Row row) {
 
 float exp_negative(float x) { return exp_of<float, int32_t>(x); }
 
+int32_t rank(Row row, int32_t token) {
+  const float own = row[token];
+  int32_t larger = 0;
+  for (const float logit : row) larger += logit > own;
+  return 1 + larger;
+}
+
 double exp_sum(Row row, float max, std::vector<double>* blocks) {
   double total = 0;
   if (blocks) blocks->clear();

@@ -19,6 +19,9 @@ RowScan scan(Row row);
 // exp(x) for x <= 0 with a relative error below 2e-7; 0 below -87.
 float exp_negative(float x);
 
+// 1 + how many logits are larger than the token's.
+int32_t rank(Row row, int32_t token);
+
 // Sum of exp(logit - max), added up in blocks; `blocks` (may be null) receives the sum of each run of kSumBlock logits.
 constexpr int64_t kSumBlock = 256;
 double exp_sum(Row row, float max, std::vector<double>* blocks);

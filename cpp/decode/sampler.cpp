@@ -7,24 +7,12 @@
 
 #include "core/check.h"
 #include "core/rng.h"
+#include "decode/stages.h"
 
 namespace maga {
 namespace {
 
 constexpr float kBanned = -std::numeric_limits<float>::infinity();
-
-void edit_logits(MutableRow row, const SampleInput& input) {
-  const SamplingParams& p = *input.params;
-  if (has_penalty(p)) {
-    MAGA_CHECK(input.counts, "penalties need the token counts");
-    if (p.repetition_penalty != 1) repetition_penalty(row, *input.counts, p.repetition_penalty);
-    if (p.presence_penalty != 0) presence_penalty(row, *input.counts, p.presence_penalty);
-    if (p.frequency_penalty != 0) frequency_penalty(row, *input.counts, p.frequency_penalty);
-  }
-  logit_bias(row, p.logit_bias);
-  ban_bad_words(row, p.bad_words, input.tokens);
-  if (input.output_tokens < p.min_new_tokens) ban_tokens(row, p.stop_token_ids);
-}
 
 // Cuts candidates in any order to the best whose exp(logit - max) add up to `mass`, best first: a quickselect by mass.
 void cut_at_mass(std::vector<Candidate>* candidates, float max, double mass) {
@@ -54,12 +42,13 @@ int32_t draw_random(MutableRow row, float max, const SampleInput& input, SampleS
   temperature(row, max, p.temperature);
   const double u = uniform(input.seed, input.stream, static_cast<uint64_t>(input.output_tokens));
   const bool limited_k = p.top_k > 0 && p.top_k < static_cast<int64_t>(row.size());
+  const float nucleus = top_p_of(input);
   if (limited_k) {
     top_k(row, p.top_k, &candidates);
-    if (p.top_p < 1) top_p(&candidates, p.top_p);
+    if (nucleus < 1) top_p(&candidates, nucleus);
     if (p.min_p > 0) min_p(&candidates, p.min_p);
-  } else if (p.top_p < 1) {
-    top_p(row, 0, p.top_p, &candidates);
+  } else if (nucleus < 1) {
+    top_p(row, 0, nucleus, &candidates);
     if (p.min_p > 0) min_p(&candidates, p.min_p);
   } else if (p.min_p > 0) {
     min_p(row, 0, p.min_p, &candidates);
@@ -122,6 +111,16 @@ void ban_bad_words(MutableRow row, std::span<const std::vector<int32_t>> words, 
 
 void ban_tokens(MutableRow row, std::span<const int32_t> tokens) {
   for (const int32_t token : tokens) row[token] = kBanned;
+}
+
+void allow_tokens(MutableRow row, std::span<const uint32_t> allowed) {
+  for (size_t begin = 0; begin < row.size(); begin += 32) {
+    const uint32_t word = begin / 32 < allowed.size() ? allowed[begin / 32] : 0;
+    if (word == ~uint32_t{0}) continue;
+    const size_t end = std::min(row.size(), begin + 32);
+    for (size_t t = begin; t < end; ++t)
+      if (!(word >> (t - begin) & 1)) row[t] = kBanned;
+  }
 }
 
 void temperature(MutableRow row, float max, float temperature) {
@@ -200,7 +199,7 @@ int32_t draw(Row row, float max, double u, std::vector<double>* blocks) {
 
 TokenLogprobs logprobs(Row row, float max, int32_t token, int top, std::vector<Candidate>* candidates) {
   const float log_sum = max + static_cast<float>(std::log(exp_sum(row, max, nullptr)));
-  TokenLogprobs result{.logprob = row[token] - log_sum, .top = {}};
+  TokenLogprobs result{.logprob = row[token] - log_sum, .rank = 0, .top = {}};
   if (top > 0) {
     best_tokens(row, top, candidates);
     for (const auto& candidate : *candidates) result.top.emplace_back(candidate.id, candidate.logit - log_sum);
@@ -219,6 +218,44 @@ bool edits_logits(const SamplingParams& params, int64_t output_tokens) {
          (output_tokens < params.min_new_tokens && !params.stop_token_ids.empty());
 }
 
+bool needs_host(const SamplingParams& params, int64_t output_tokens) {
+  return edits_logits(params, output_tokens) || params.rare.any() || !params.top_p_reset_ids.empty() || params.beams.width > 0 ||
+         params.logprobs >= 0 || params.return_logits || params.return_hidden_states || params.max_new_tokens == 0;
+}
+
+float top_p_of(const SampleInput& input) {
+  const SamplingParams& params = *input.params;
+  if (params.top_p_decay == 1 || params.top_p_reset_ids.empty()) return top_p_behind(params, input.output_tokens);
+  const auto output = input.tokens.last(static_cast<size_t>(input.output_tokens));
+  const auto& resets = params.top_p_reset_ids;
+  const auto last = std::find_first_of(output.rbegin(), output.rend(), resets.begin(), resets.end());
+  return top_p_behind(params, last - output.rbegin());
+}
+
+float top_p_behind(const SamplingParams& params, int64_t output_tokens) {
+  if (params.top_p_decay == 1) return params.top_p;
+  const double fallen = params.top_p * std::pow(params.top_p_decay, static_cast<double>(output_tokens));
+  return std::max(static_cast<float>(fallen), std::min(params.top_p_min, params.top_p));
+}
+
+void penalize(MutableRow row, const SampleInput& input) {
+  const SamplingParams& p = *input.params;
+  if (has_penalty(p)) {
+    MAGA_CHECK(input.counts, "penalties need the token counts");
+    if (p.repetition_penalty != 1) repetition_penalty(row, *input.counts, p.repetition_penalty);
+    if (p.presence_penalty != 0) presence_penalty(row, *input.counts, p.presence_penalty);
+    if (p.frequency_penalty != 0) frequency_penalty(row, *input.counts, p.frequency_penalty);
+  }
+  logit_bias(row, p.logit_bias);
+}
+
+void ban(MutableRow row, const SampleInput& input) {
+  const SamplingParams& p = *input.params;
+  if (!input.allowed.empty()) allow_tokens(row, input.allowed);
+  ban_bad_words(row, p.bad_words, input.tokens);
+  if (input.output_tokens < p.min_new_tokens) ban_tokens(row, p.stop_token_ids);
+}
+
 void sample(const SampleInput& input, SampleScratch* scratch, Sampled* out) {
   const SamplingParams& params = *input.params;
   out->logprobs = {};
@@ -228,10 +265,16 @@ void sample(const SampleInput& input, SampleScratch* scratch, Sampled* out) {
     return;
   }
   RowScan edited = given;
-  const bool edits = edits_logits(params, input.output_tokens), greedy = is_greedy(params);
+  const bool rare = params.rare.any(), greedy = is_greedy(params);
+  const bool edits = rare || !input.allowed.empty() || edits_logits(params, input.output_tokens);
   if (edits || !greedy) scratch->row.assign(input.logits.begin(), input.logits.end());
   if (edits) {
-    edit_logits(scratch->row, input);
+    if (rare) {
+      run_stages(scratch->row, input, scratch);
+    } else {
+      penalize(scratch->row, input);
+      ban(scratch->row, input);
+    }
     edited = scan(scratch->row);
     if (!edited.finite) {
       out->status = Sampled::Status::no_token;
@@ -239,7 +282,9 @@ void sample(const SampleInput& input, SampleScratch* scratch, Sampled* out) {
     }
   }
   out->status = Sampled::Status::ok;
-  out->token = greedy ? edited.argmax : draw_random(scratch->row, edited.max, input, scratch);
+  out->token = greedy ? edited.argmax
+               : rare ? draw_staged(scratch->row, edited.max, input, scratch, &out->surprise)
+                      : draw_random(scratch->row, edited.max, input, scratch);
   if (params.logprobs >= 0) out->logprobs = logprobs(input.logits, given.max, out->token, params.logprobs, &scratch->candidates);
 }
 

@@ -1,7 +1,8 @@
 // How the next token is chosen from a row of logits: stages, each a function over one row, and the chain that runs them.
 //
-// Order: repetition, presence and frequency penalty, logit_bias, bad_words, min_new_tokens, temperature, top_k, top_p, min_p, draw.
-// To add a sampler: a stage here, its call in `sample`, and its field in SamplingParams.
+// Order: the grammar's mask, repetition, presence and frequency penalty, logit_bias, bad_words, min_new_tokens, temperature, top_k,
+// top_p, min_p, draw. A request with RareSamplers goes through decode/stages.h instead.
+// To add a sampler: a stage in truncate.h or repeat.h, its call in stages.cpp, and its field in RareSamplers.
 #pragma once
 
 #include <cstdint>
@@ -40,6 +41,8 @@ void logit_bias(MutableRow row, std::span<const std::pair<int32_t, float>> bias)
 // Bans the last token of each word whose other tokens are the last of `tokens` (prompt and output).
 void ban_bad_words(MutableRow row, std::span<const std::vector<int32_t>> words, std::span<const int32_t> tokens);
 void ban_tokens(MutableRow row, std::span<const int32_t> tokens);
+// Bans all but those whose bit (t % 32 of word t / 32) is set.
+void allow_tokens(MutableRow row, std::span<const uint32_t> allowed);
 // (logit - max) / temperature: the largest becomes 0, so that no temperature overflows.
 void temperature(MutableRow row, float max, float temperature);
 
@@ -70,8 +73,10 @@ struct SampleInput {
   const TokenCounts* counts = nullptr;  // needed if the params have a penalty
   std::span<const int32_t> tokens;      // prompt and output
   int64_t output_tokens = 0;            // how many of `tokens` are output
+  std::span<const uint32_t> allowed;    // as allow_tokens; empty: all tokens
   uint64_t seed = 0;
-  uint64_t stream = 0;  // which of the request's sequences
+  uint64_t stream = 0;    // which of the request's sequences
+  float mirostat_mu = 0;  // of the sequence, with mirostat
 };
 
 struct Sampled {
@@ -83,6 +88,7 @@ struct Sampled {
   Status status = Status::ok;
   int32_t token = 0;
   TokenLogprobs logprobs;  // empty unless asked for
+  float surprise = 0;      // -log2 of the token's probability, with mirostat
 };
 
 // Memory that `sample` reuses; one a thread.
@@ -96,6 +102,14 @@ bool has_penalty(const SamplingParams& params);
 bool is_greedy(const SamplingParams& params);
 // Whether a stage before temperature has something to do for the token that follows `output_tokens` others.
 bool edits_logits(const SamplingParams& params, int64_t output_tokens);
+// Whether only the host can choose that token: a device knows the stages of backends/draw.h.
+bool needs_host(const SamplingParams& params, int64_t output_tokens);
+// top_p as it has fallen; behind so many tokens, where there are no top_p_reset_ids.
+float top_p_of(const SampleInput& input);
+float top_p_behind(const SamplingParams& params, int64_t output_tokens);
+// The penalties and logit_bias; what grammar, bad_words and min_new_tokens ban.
+void penalize(MutableRow row, const SampleInput& input);
+void ban(MutableRow row, const SampleInput& input);
 // The draw depends only on the arguments: neither on the batch nor on the thread.
 void sample(const SampleInput& input, SampleScratch* scratch, Sampled* out);
 

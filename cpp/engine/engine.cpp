@@ -57,6 +57,8 @@ struct Engine::State {
         context(model->program().context),
         whole_prompts(model->program().whole_prompts()),
         embeds(model->program().embeds),
+        row_per_token(model->program().row_per_token),
+        has_hidden(static_cast<bool>(hidden_state(model->program()))),
         limits(model->limits()),
         longest(longest_sequence(given, *model)),
         loop(std::move(backend), std::move(model), given),
@@ -72,6 +74,7 @@ struct Engine::State {
       stopping = true;
     }
     wake.notify_one();
+    loop.masks()->close();
     thread.join();
     close(event_fd);
   }
@@ -81,6 +84,7 @@ struct Engine::State {
     std::vector<Cancellation> cancellations;
     for (;;) {
       {
+        loop.phase = "wait";
         std::unique_lock lock(mutex);
         wake.wait(lock, [&] { return stopping || !loop.idle() || !inbox.empty() || !cancelled.empty(); });
         inbox.swap(requests);
@@ -119,10 +123,11 @@ struct Engine::State {
   void check(const Request& request) const {
     const int64_t prompt = static_cast<int64_t>(request.prompt.size());
     MAGA_REQUIRE(prompt >= 1, "the prompt is empty: it must have at least one token");
-    MAGA_REQUIRE(!(whole_prompts || context.whole) || prompt <= options.token_budget, "the prompt has ", prompt,
+    MAGA_REQUIRE(!whole_prompts || prompt <= options.token_budget, "the prompt has ", prompt,
                  " tokens: this model must see all of a prompt in one step, and a step carries at most ", options.token_budget,
                  " (max_num_batched_tokens)");
     MAGA_REQUIRE(!embeds || request.sequences == 1, "sequences is ", request.sequences, ": an embedding has one");
+    MAGA_REQUIRE(!embeds || request.grammar == 0, "an embedding has no grammar");
     const int64_t prefix = static_cast<int64_t>(options.prefix.size()), room = longest - prefix + embeds;
     MAGA_REQUIRE(prompt < room, "the prompt has ", prompt, " tokens: it must have fewer than ", room,
                  ", the longest sequence (max_sequence_length, and what fits into the K/V cache of ", limits.pages, " pages of ",
@@ -137,9 +142,17 @@ struct Engine::State {
       MAGA_REQUIRE(part <= most, "the prompt has ", part, " tokens before its answer, which are read as a whole: at most ", most,
                    " fit into a step (token_budget less max_sequences and prefix)");
     }
-    request.params.validate(vocab);
+    const SamplingParams& params = request.params;
+    params.validate(vocab);
+    MAGA_REQUIRE(params.prompt_logprobs < 0 || !(embeds || whole_prompts || context.whole || context.end != kNone),
+                 "prompt_logprobs is ", params.prompt_logprobs, ": this model reads a prompt as a whole, so it has none");
+    MAGA_REQUIRE(!params.return_hidden_states || has_hidden, "return_hidden_states is true: this model has none to return");
     MAGA_REQUIRE(request.sequences >= 1 && request.sequences <= options.max_sequences, "sequences is ", request.sequences,
                  ": it must be in [1, ", options.max_sequences, "], and the upper end is max_sequences");
+    const int width = params.beams.width;
+    MAGA_REQUIRE(width == 0 || request.grammar == 0, "a beam search has no grammar");
+    MAGA_REQUIRE(width == 0 || (request.sequences <= width && width <= options.max_sequences), "beam width is ", width,
+                 ": it must be in [", request.sequences, ", ", options.max_sequences, "], the outputs wanted and max_sequences");
     MAGA_REQUIRE(request.timeout_seconds >= 0 && request.timeout_seconds < 1e9, "timeout_seconds is ", request.timeout_seconds,
                  ": it must be in [0, 1e9), and 0 means none");
   }
@@ -173,12 +186,16 @@ struct Engine::State {
           break;
         }
     }
+    accepted->row_per_token = row_per_token;
     accepted->whole_tokens = whole_prompts ? prompt : accepted->context;
     if (accepted->whole_tokens > 0) accepted->cacheable_tokens = 0;  // the keys of a prompt depend on all of it
     accepted->submitted = Clock::now();
     if (request.timeout_seconds > 0)
       accepted->deadline =
           accepted->submitted + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(request.timeout_seconds));
+    const SamplingParams& params = request.params;
+    if (params.beams.width > 0)
+      accepted->beams = std::make_unique<BeamSearch>(params, std::min<int64_t>(params.max_new_tokens, longest - prompt));
     accepted->request = std::move(request);
     return accepted;
   }
@@ -187,7 +204,7 @@ struct Engine::State {
   const int64_t vocab;
   const int64_t length_dependent_from, long_from;
   const ContextRule context;
-  const bool whole_prompts, embeds;
+  const bool whole_prompts, embeds, row_per_token, has_hidden;
   const Limits limits;
   const int64_t longest;
   Loop loop;  // of the loop's thread
@@ -262,6 +279,8 @@ std::vector<Event> Engine::poll() {
 
 int Engine::event_fd() const { return state_->event_fd; }
 
+std::shared_ptr<MaskQueue> Engine::masks() const { return state_->loop.masks(); }
+
 bool Engine::drain(double timeout_seconds) {
   std::unique_lock lock(state_->mutex);
   state_->draining = true;
@@ -274,6 +293,7 @@ EngineStats Engine::stats() const {
   EngineStats stats = state_->published;
   for (const auto& request : state_->inbox) stats.waiting += request->request.sequences;
   stats.requests = static_cast<uint64_t>(state_->accepted);
+  stats.phase = state_->loop.phase;
   return stats;
 }
 

@@ -8,6 +8,7 @@
 
 #include "backends/backend.h"
 #include "engine/request.h"
+#include "engine/token_mask.h"
 #include "program/cost.h"
 
 namespace maga {
@@ -35,12 +36,15 @@ struct EngineStats {
   uint64_t requests = 0, finished = 0, cancelled = 0, failed = 0, preemptions = 0;
   uint64_t prompt_tokens = 0, cached_tokens = 0, output_tokens = 0;
   uint64_t steps = 0;
+  uint64_t corrupted = 0;  // sequences that ended because their logits were not finite
   // Where the loop's time went. model: running a step, or waiting for a device to have run it. sample: choosing tokens on the host.
   // host: the rest while the device had nothing to do. overlapped: the rest while it had; this costs nothing.
   double model_seconds = 0, sample_seconds = 0, host_seconds = 0, overlapped_seconds = 0;
-  LeastSeconds least;         // what all steps would have taken at the rates of the options
-  double last_step_unix = 0;  // for the watchdog
-  bool device_lost = false;   // every step fails from now on; the process must start anew
+  LeastSeconds least;                  // what all steps would have taken at the rates of the options
+  double last_step_unix = 0;           // for the watchdog
+  const char* phase = "wait";          // of the loop, now: wait (for work), plan, run, collect, choose, commit
+  uint64_t masks = 0, masks_late = 0;  // of grammars, that a row was sampled with; of them, those that came too late for a step
+  bool device_lost = false;            // every step fails from now on; the process must start anew
 };
 
 class Engine {
@@ -62,6 +66,8 @@ class Engine {
   // Any thread. All events since the last call; never blocks. `event_fd` is readable while there are some.
   std::vector<Event> poll();
   int event_fd() const;
+  // Where the masks of requests with a grammar are asked for; closed when the engine goes.
+  std::shared_ptr<MaskQueue> masks() const;
 
   // Refuses new requests; true once everything that was accepted has ended, false after `timeout_seconds`.
   bool drain(double timeout_seconds);

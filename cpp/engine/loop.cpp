@@ -22,11 +22,18 @@ int64_t longest_sequence(const EngineOptions& options, const Executable& model) 
   return wanted > 0 ? std::min(wanted, pool) : pool;
 }
 
+View hidden_state(const Program& program) {
+  for (const Op& op : program.ops)
+    if (const auto* head = std::get_if<Linear>(&op); head && head->out.value == program.logits) return head->in;
+  return {};
+}
+
 Loop::Loop(std::shared_ptr<Backend> backend, std::unique_ptr<Executable> model, const EngineOptions& options)
     : backend_(std::move(backend)),
       model_(std::move(model)),
       asynchronous_(model_->asynchronous()),
       max_sequence_length_(longest_sequence(options, *model_)),
+      hidden_state_(hidden_state(model_->program())),
       rates_(options.rates),
       weight_bytes_(options.weight_bytes),
       fault_(options.fault),
@@ -34,8 +41,10 @@ Loop::Loop(std::shared_ptr<Backend> backend, std::unique_ptr<Executable> model, 
       scheduler_({.token_budget = options.token_budget,
                   .max_sequences = options.max_sequences,
                   .page_tokens = model_->limits().page_tokens,
-                  .total_pages = model_->limits().pages}),
-      builder_(options.token_budget, options.max_sequences, model_->limits().pages),
+                  .total_pages = model_->limits().pages,
+                  .logit_rows = model_->limits().logit_rows}),
+      builder_(model_->limits()),
+      masks_(std::make_shared<MaskQueue>(model_->program().vocab)),
       scratch_(backend_->threads().size()) {
   for (StepInFlight& step : steps_) {
     step.entries.reserve(options.max_sequences);
@@ -54,14 +63,16 @@ void Loop::add(std::shared_ptr<AcceptedRequest> request) {
   const int outputs = request->request.sequences;
   request->unfinished = outputs;
   auto sequence = std::make_unique<Sequence>(std::move(request));
-  for (int32_t i = 1; i < outputs; ++i) sequence->siblings.push_back(i);
+  const int32_t rows = sequence->request->beams ? sequence->request->beams->width() : outputs;
+  for (int32_t i = 1; i < rows; ++i) sequence->siblings.push_back(i);
+  if (const uint64_t grammar = sequence->request->request.grammar) sequence->allowed = masks_->ask(grammar, 0, -1);
   insert(&waiting_, std::move(sequence));
 }
 
 void Loop::cancel(uint64_t request, int32_t index) {
-  for (Queue* queue : {&running_, &waiting_})
+  for (Queue* queue : queues())
     for (const auto& sequence : *queue) {
-      if (sequence->ended || sequence->request->id != request) continue;
+      if (sequence->over() || sequence->request->id != request) continue;
       if (index < 0)
         news.end(sequence.get(), FinishReason::cancelled);
       else
@@ -71,7 +82,7 @@ void Loop::cancel(uint64_t request, int32_t index) {
 }
 
 void Loop::cancel_all() {
-  for (Queue* queue : {&running_, &waiting_})
+  for (Queue* queue : queues())
     for (const auto& sequence : *queue) news.end(sequence.get(), FinishReason::cancelled);
   remove_ended();
 }
@@ -83,6 +94,7 @@ void Loop::step() {
   builder_.clear();
   bool launched = false;
   try {
+    phase = "plan";
     expire();
     if (in_flight_ > 0 && steps_[oldest_].alone) finish();
     if (prepare(&next)) {
@@ -101,13 +113,14 @@ void Loop::step() {
 
 void Loop::expire() {
   const auto now = Clock::now();
-  for (Queue* queue : {&running_, &waiting_})
+  for (Queue* queue : queues())
     for (const auto& sequence : *queue)
       if (sequence->request->deadline <= now) news.end(sequence.get(), FinishReason::timeout);
   remove_ended();
 }
 
 void Loop::launch(StepInFlight* next) {
+  phase = "run";
   ++stats_.steps;
   timer_.lap(host_seconds());
   if (asynchronous_) {
@@ -132,10 +145,10 @@ void Loop::launch(StepInFlight* next) {
 
 void Loop::count_least(const StepInFlight& step) {
   work_.clear();
-  Workload work{.logit_rows = 0, .kv_element_bytes = size_of(model_->limits().kv_dtype)};
+  Workload work{.sequences = {}, .logit_rows = 0, .kv_dtypes = model_->limits().kv_dtypes};
   for (const Entry& entry : step.entries) {
     work_.push_back({.tokens = entry.tokens, .context = entry.end - entry.tokens});
-    work.logit_rows += entry.row >= 0;
+    work.logit_rows += entry.scored + (entry.row >= 0);
   }
   work.sequences = work_;
   cost(model_->program(), work, weight_bytes_, &costs_);
@@ -146,9 +159,9 @@ void Loop::count_least(const StepInFlight& step) {
 
 // Pages of a sequence that ended go back at once, though a step in flight may still use them: see the top of loop.h.
 void Loop::remove_ended() {
-  for (Queue* queue : {&running_, &waiting_}) {
+  for (Queue* queue : queues()) {
     for (auto& sequence : *queue) {
-      if (!sequence->ended) continue;
+      if (!sequence->over()) continue;
       cache_.release(sequence->pages);
       if (sequence->in_flight > 0)
         leaving_.push_back(std::move(sequence));
@@ -164,6 +177,7 @@ const EngineStats& Loop::stats() {
   stats_.running = stats_.waiting = 0;
   for (const auto& sequence : running_) stats_.running += sequence->slots();
   for (const auto& sequence : waiting_) stats_.waiting += sequence->slots();
+  for (const auto& sequence : parked_) stats_.waiting += sequence->slots();
   stats_.finished = news.finished;
   stats_.cancelled = news.cancelled;
   stats_.failed = news.failed;

@@ -9,6 +9,7 @@ namespace maga {
 
 // Fills `next` and builder_. Returns false if there is nothing to run; the step in flight, if any, may have been finished.
 bool Loop::prepare(StepInFlight* next) {
+  settle_masks();
   begin_long_anew();
   if (nobody_left()) return false;
   const Plan* plan = &this->plan();
@@ -17,6 +18,11 @@ bool Loop::prepare(StepInFlight* next) {
     if (nobody_left()) return false;
     plan = &this->plan();
   }
+  if (plan->empty() && std::any_of(running_.begin(), running_.end(), [](const auto& s) { return s->waits_for_mask; })) {
+    wait_for_a_mask();
+    return false;
+  }
+  while (plan->empty() && park_a_beam()) plan = &this->plan();
   MAGA_CHECK(!plan->empty(), "nothing can run: ", running_.size(), " sequences run, ", waiting_.size(), " wait, ",
              cache_.available(), " pages are left");
   apply(*plan, next);
@@ -26,7 +32,7 @@ bool Loop::prepare(StepInFlight* next) {
 
 // Sequences that have grown long wait again: all their keys are to be others.
 void Loop::begin_long_anew() {
-  const auto grows = [](const auto& sequence) { return !sequence->ended && sequence->grows_long(); };
+  const auto grows = [](const auto& sequence) { return !sequence->over() && sequence->grows_long(); };
   if (std::none_of(running_.begin(), running_.end(), grows)) return;
   while (in_flight_ > 0) finish();
   for (auto at = running_.begin(); (at = std::find_if(running_.begin(), running_.end(), grows)) != running_.end();) {
@@ -57,7 +63,8 @@ const Plan& Loop::plan() {
                              .pages = {},
                              .unheld = match.unheld,
                              .slots = s->slots(),
-                             .whole = s->request->whole_tokens});
+                             .whole = s->request->whole_tokens,
+                             .scored = s->unscored()});
     tokens += s->known() - computed;
   }
   return scheduler_.plan({.running = running_view_,
@@ -71,11 +78,12 @@ PlanSequence Loop::view(const Sequence& sequence) const {
   const int64_t output_tokens = sequence.output_tokens() + sequence.pending;
   const bool last_is_coming = sequence.pending > 0 && (output_tokens >= sequence.request->request.params.max_new_tokens ||
                                                        sequence.coming() >= max_sequence_length_);
-  return {.known = last_is_coming ? sequence.computed : sequence.coming(),
+  return {.known = last_is_coming || sequence.waits_for_mask ? sequence.computed : sequence.coming(),
           .computed = sequence.computed,
           .pages = sequence.pages,
           .slots = last_is_coming ? 0 : sequence.slots(),
-          .whole = sequence.request->whole_tokens};
+          .whole = sequence.request->whole_tokens,
+          .scored = sequence.unscored()};
 }
 
 void Loop::apply(const Plan& plan, StepInFlight* next) {
@@ -133,8 +141,18 @@ void Loop::preempt(Sequence* sequence) {
   sequence->cached = {};
   ++stats_.preemptions;
   const auto at = std::find_if(running_.begin(), running_.end(), [&](const auto& s) { return s.get() == sequence; });
-  insert(&waiting_, std::move(*at));
+  insert(sequence->chosen ? &parked_ : &waiting_, std::move(*at));
   running_.erase(at);
+}
+
+// Where beams that have chosen hold the pages that another one of theirs waits for, the last of them gives up its own: how it may
+// go on is known. Returns whether there was one.
+bool Loop::park_a_beam() {
+  if (in_flight_ > 0) return false;
+  const auto last = std::find_if(running_.rbegin(), running_.rend(), [](const auto& sequence) { return sequence->chosen; });
+  if (last == running_.rend()) return false;
+  preempt(last->get());
+  return true;
 }
 
 // Takes the first pages, which hold the prefix, out of circulation.
@@ -182,7 +200,11 @@ void Loop::build(StepInFlight* next) {
     for (Entry& entry : next->entries) {
       if ((entry.tokens == 1) != one) continue;
       entry.end = entry.sequence->computed + entry.tokens;
-      entry.row = builder_.add(*entry.sequence, entry.tokens, cache_.page_tokens());
+      const StepBuilder::Rows rows = builder_.add(*entry.sequence, entry.tokens, cache_.page_tokens());
+      entry.row = rows.last;
+      entry.first_scored = rows.first;
+      entry.scored = rows.scored;
+      next->alone |= rows.scored > 0;
       if (entry.row >= 0) add_draws(next, &entry);
     }
 }
@@ -192,7 +214,7 @@ void Loop::add_draws(StepInFlight* next, Entry* entry) {
   const Sequence& sequence = *entry->sequence;
   const SamplingParams& params = sequence.request->request.params;
   const int64_t output_tokens = sequence.output_tokens() + sequence.pending;
-  const bool on_host = !asynchronous_ || model_->program().embeds || params.logprobs >= 0 || edits_logits(params, output_tokens);
+  const bool on_host = !asynchronous_ || model_->program().embeds || sequence.allowed || needs_host(params, output_tokens);
   next->alone |= on_host || !sequence.siblings.empty();
   if (on_host) return;
   entry->first_draw = static_cast<int32_t>(next->draws.size());
@@ -201,7 +223,7 @@ void Loop::add_draws(StepInFlight* next, Entry* entry) {
   if (!is_greedy(params)) {
     draw.temperature = params.temperature;
     draw.top_k = params.top_k;
-    draw.top_p = params.top_p;
+    draw.top_p = top_p_behind(params, output_tokens);
     draw.min_p = params.min_p;
   }
   for (int32_t i = 0; i < entry->draws; ++i) {

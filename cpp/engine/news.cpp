@@ -12,7 +12,11 @@ Event& News::report(const Sequence& sequence, int32_t index) {
                                    .sequence = index,
                                    .tokens = {},
                                    .logprobs = {},
+                                   .prompt_logprobs = {},
+                                   .logits = {},
+                                   .hidden_states = {},
                                    .error = {},
+                                   .embedding = {},
                                    .prompt_tokens = sequence.prompt_tokens() - request.prefix,
                                    .cached_tokens = request.cached_tokens,
                                    .output_tokens = sequence.output_tokens(),
@@ -24,12 +28,27 @@ Event& News::report(const Sequence& sequence, int32_t index) {
 }
 
 void News::end(Sequence* sequence, FinishReason reason, const std::string& error) {
-  if (sequence->ended) return;
+  if (sequence->over()) return;
+  if (sequence->request->beams) return end_beams(*sequence, reason, error);
   while (!sequence->siblings.empty()) end_output(sequence, sequence->siblings.back(), reason, error);
   end_output(sequence, sequence->index, reason, error);
 }
 
+void News::end_beams(const Sequence& sequence, FinishReason reason, const std::string& error) {
+  AcceptedRequest& request = *sequence.request;
+  request.beams->ended = true;
+  if (!request.started) request.wait_seconds = seconds_between(request.submitted, Clock::now());
+  for (int32_t i = 0; i < request.request.sequences; ++i) {
+    Event& event = report(sequence, i);
+    event.output_tokens = 0;
+    event.finish = reason;
+    event.error = error;
+    count_end(&request, reason);
+  }
+}
+
 void News::end_output(Sequence* sequence, int32_t index, FinishReason reason, const std::string& error) {
+  if (sequence->request->beams) return end(sequence, reason, error);  // one is as good as all
   auto& siblings = sequence->siblings;
   const auto sibling = std::find(siblings.begin(), siblings.end(), index);
   if (sibling != siblings.end()) {

@@ -20,6 +20,8 @@ struct News {
   Event& report(const Sequence& sequence, int32_t index);
   // Ends every output that the sequence stands for.
   void end(Sequence* sequence, FinishReason reason, const std::string& error = "");
+  // Ends all outputs of a beam search, which none of its sequences stands for.
+  void end_beams(const Sequence& sequence, FinishReason reason, const std::string& error = "");
   // Ends one of them, if it is among them; another one takes over the sequence if it must.
   void end_output(Sequence* sequence, int32_t index, FinishReason reason, const std::string& error = "");
   // Counts an output whose last event has been reported.

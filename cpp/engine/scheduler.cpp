@@ -19,6 +19,7 @@ const Plan& Scheduler::plan(const PlanInput& input) {
   plan_.preempted.clear();
   plan_.reject_first = false;
   budget_ = rules_.token_budget;
+  rows_ = rules_.logit_rows;
   available_ = input.available;
   granted_.assign(input.running.size(), 0);
 
@@ -38,7 +39,7 @@ const Plan& Scheduler::plan(const PlanInput& input) {
 // Gives a running sequence as many of the wanted tokens as budget and pages allow. Only if that is none, others lose their pages.
 void Scheduler::grant(int64_t i, int64_t wanted) {
   const PlanSequence& sequence = input_->running[i];
-  wanted = std::min(wanted, budget_);
+  wanted = within_rows(sequence, std::min(wanted, budget_));
   if (granted_[i] == kPreempted || wanted == 0) return;
   int64_t tokens = tokens_that_fit(sequence, wanted);
   while (tokens == 0 && preempt_after(i)) tokens = tokens_that_fit(sequence, wanted);
@@ -50,9 +51,22 @@ void Scheduler::grant(int64_t i, int64_t wanted) {
     --available_;
     ++dropped_[sequence.pages[sequence.computed / rules_.page_tokens]];
   }
-  budget_ -= tokens;
+  take_budget(sequence, tokens);
   granted_[i] = tokens;
   plan_.running.push_back({static_cast<int32_t>(i), tokens});
+}
+
+// As many of the next tokens as there are rows of logits left for. Decodes come first and every sequence that runs has a row of
+// its own among logit_rows, so one that is scored gets on by a row a step at least.
+int64_t Scheduler::within_rows(const PlanSequence& sequence, int64_t tokens) const {
+  const int64_t without_row = std::max<int64_t>(0, sequence.known - 1 - sequence.scored - sequence.computed);
+  return std::min(tokens, without_row + rows_);
+}
+
+void Scheduler::take_budget(const PlanSequence& sequence, int64_t tokens) {
+  const int64_t without_row = std::max<int64_t>(0, sequence.known - 1 - sequence.scored - sequence.computed);
+  budget_ -= tokens;
+  rows_ -= std::max<int64_t>(0, tokens - without_row);
 }
 
 int64_t Scheduler::tokens_that_fit(const PlanSequence& sequence, int64_t wanted) const {
@@ -95,7 +109,7 @@ void Scheduler::admit() {
   }
   for (size_t i = 0; i < input_->waiting.size(); ++i) {
     const PlanSequence& sequence = input_->waiting[i];
-    const int64_t tokens = std::min(budget_, sequence.known - sequence.computed);
+    const int64_t tokens = within_rows(sequence, std::min(budget_, sequence.known - sequence.computed));
     if (tokens <= 0 || sequence.computed + tokens < sequence.whole || slots + sequence.slots > rules_.max_sequences) return;
     const int64_t all = pages_for(sequence.known + 1);
     const int64_t needed = all - pages_for(sequence.computed) + sequence.unheld;
@@ -105,7 +119,7 @@ void Scheduler::admit() {
     }
     available_ -= needed;
     slots += sequence.slots;
-    budget_ -= tokens;
+    take_budget(sequence, tokens);
     plan_.admitted.push_back({static_cast<int32_t>(i), tokens});
   }
 }

@@ -16,6 +16,7 @@ struct PlanRules {
   int64_t max_sequences = 0;
   int64_t page_tokens = 0;
   int64_t total_pages = 0;
+  int64_t logit_rows = 0;  // at least max_sequences
 };
 
 // What a plan needs to know of a sequence.
@@ -26,6 +27,7 @@ struct PlanSequence {
   int64_t unheld = 0;              // for one that waits: pages that it would take from the cached ones
   int64_t slots = 1;               // rows of the batch it takes
   int64_t whole = 0;               // tokens, from the first on, that one step must bring together
+  int64_t scored = 0;              // tokens right before the last known one that take a row of logits too, as that one does
 };
 
 struct PlanInput {
@@ -62,12 +64,15 @@ class Scheduler {
   bool must_copy(const PlanSequence& sequence) const;
   bool preempt_after(int64_t sequence);
   void admit();
+  int64_t within_rows(const PlanSequence& sequence, int64_t tokens) const;
+  void take_budget(const PlanSequence& sequence, int64_t tokens);
   int64_t pages_for(int64_t tokens) const { return (tokens + rules_.page_tokens - 1) / rules_.page_tokens; }
 
   PlanRules rules_;
   Plan plan_;
   const PlanInput* input_ = nullptr;
-  int64_t budget_ = 0;
+  int64_t budget_ = 0;  // tokens
+  int64_t rows_ = 0;    // of logits, left
   int64_t available_ = 0;
   std::vector<int64_t> granted_;  // tokens, by running sequence; kPreempted
   std::vector<int32_t> dropped_;  // holders that this plan takes away, by page

@@ -10,7 +10,9 @@
 #include "cache/prefix.h"
 #include "decode/sampler.h"
 #include "decode/stop.h"
+#include "engine/beams.h"
 #include "engine/request.h"
+#include "engine/token_mask.h"
 
 namespace maga {
 
@@ -31,11 +33,13 @@ struct AcceptedRequest {
   int64_t cacheable_tokens = 0;  // K/V entries up to here may enter the prefix cache
   int64_t whole_tokens = 0;      // see PlanSequence
   int64_t long_from = 0;         // as Program::long_from
+  bool row_per_token = false;    // as Program::row_per_token
   // As ContextRule: tokens of the prompt that see each other, and the position of those behind them. They are computed in one step.
   int64_t context = 0, held_position = 0;
   std::shared_ptr<const Vocabulary> vocabulary;
   Clock::time_point submitted;
   Clock::time_point deadline = Clock::time_point::max();
+  std::unique_ptr<BeamSearch> beams;  // of a beam search; null without. Written by the loop only
 
   // Written by the loop only.
   bool started = false;    // left the queue
@@ -62,18 +66,33 @@ struct Sequence {
   int32_t pending = 0;    // tokens that they choose for it
   int32_t draw = -1;      // the draw of the newest one that chooses such a token
 
-  TokenCounts counts;  // only with penalties
+  TokenCounts counts;                  // only with penalties
+  std::shared_ptr<TokenMask> allowed;  // of the next token; null without a grammar
+  bool waits_for_mask = false;         // its mask came too late for a step: it takes part in none until the mask is there
   StopMatcher stop;
+  float mirostat_mu = 0;
+
+  // Of a beam: its log probability, and how it may go on once `chosen`. Then it waits for the request's other beams.
+  float beam_score = 0;
+  bool chosen = false;
+  std::vector<Candidate> continuations;
+
+  int64_t scored = 0;  // of the prompt, with the prefix before it: tokens whose row has told the next one's log probability
   int64_t steps = 0;
   double cumulative_logprob = 0;
   double first_token_seconds = 0;
   bool ended = false;  // to be removed from the queues
+  bool over() const { return ended || (request->beams && request->beams->ended); }
 
   explicit Sequence(std::shared_ptr<AcceptedRequest> accepted)
       : request(std::move(accepted)), tokens(request->request.prompt), stop(request->request.params, request->vocabulary) {
     is_long = grows_long();
+    scored = request->prefix;
+    mirostat_mu = 2 * request->request.params.rare.mirostat_tau;
   }
 
+  // Tokens of the prompt behind `scored` whose log probability is wanted and not told yet: the row of the one before each.
+  int64_t unscored() const { return request->request.params.prompt_logprobs < 0 ? 0 : prompt_tokens() - 1 - scored; }
   int64_t known() const { return static_cast<int64_t>(tokens.size()); }
   int64_t coming() const { return known() + pending; }  // known once the steps in flight are committed
   // Whether the next token needs the keys of long sequences, and the keys so far are not.
@@ -87,7 +106,11 @@ struct Sequence {
   int32_t output_at(int32_t slot) const { return slot == 0 ? index : siblings[slot - 1]; }
 
   // What may be found for it in the prefix cache: never all of it, since at least one token must be computed to get logits.
-  std::span<const int32_t> matchable() const { return std::span(tokens).first(std::min(known() - 1, request->cacheable_tokens)); }
+  // Nor any token whose logits are wanted.
+  std::span<const int32_t> matchable() const {
+    const int64_t most = std::min(known() - 1, request->cacheable_tokens);
+    return std::span(tokens).first(unscored() > 0 ? std::min(most, scored) : most);
+  }
 
   // The order in which sequences run and, from the back, are preempted: by priority, then by arrival. A priority level is
   // worth a fixed number of later arrivals, so that nobody waits for ever behind a stream of better priorities.

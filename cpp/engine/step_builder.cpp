@@ -5,11 +5,12 @@
 
 namespace maga {
 
-StepBuilder::StepBuilder(int64_t tokens, int64_t sequences, int64_t pages) {
-  for (auto* by_token : {&ids_, &positions_, &block_positions_}) by_token->reserve(tokens);
-  for (auto* by_sequence : {&sequence_start_, &kv_length_, &prompt_length_, &page_start_, &logit_rows_, &context_})
-    by_sequence->reserve(sequences + 1);
-  pages_.reserve(pages);
+StepBuilder::StepBuilder(const Limits& limits) {
+  for (auto* by_token : {&ids_, &positions_, &block_positions_}) by_token->reserve(limits.tokens);
+  for (auto* by_sequence : {&sequence_start_, &kv_length_, &prompt_length_, &page_start_, &context_})
+    by_sequence->reserve(limits.sequences + 1);
+  logit_rows_.reserve(limits.logit_rows);
+  pages_.reserve(limits.pages);
   clear();
 }
 
@@ -22,7 +23,7 @@ void StepBuilder::clear() {
   page_start_.push_back(0);
 }
 
-int32_t StepBuilder::add(const Sequence& sequence, int64_t tokens, int64_t page_tokens) {
+StepBuilder::Rows StepBuilder::add(const Sequence& sequence, int64_t tokens, int64_t page_tokens) {
   const Request& request = sequence.request->request;
   const int64_t end = sequence.computed + tokens, context = sequence.request->context, unplaced = sequence.request->unplaced;
   for (int64_t i = sequence.computed; i < end; ++i) {
@@ -41,9 +42,17 @@ int32_t StepBuilder::add(const Sequence& sequence, int64_t tokens, int64_t page_
   kv_length_.push_back(static_cast<int32_t>(end));
   const int64_t prompt = sequence.prompt_tokens() - unplaced;
   prompt_length_.push_back(static_cast<int32_t>(sequence.is_long ? std::max(prompt, sequence.request->long_from) : prompt));
-  if (end < sequence.coming()) return -1;
-  logit_rows_.push_back(static_cast<int32_t>(ids_.size()) - 1);
-  return static_cast<int32_t>(logit_rows_.size()) - 1;
+
+  const auto tokens_before = static_cast<int32_t>(ids_.size() - tokens);
+  Rows rows{.first = static_cast<int32_t>(logit_rows_.size())};
+  const int64_t scored_end = std::min(end, sequence.scored + sequence.unscored());
+  for (int64_t i = std::max(sequence.scored, sequence.computed); i < scored_end; ++i, ++rows.scored)
+    logit_rows_.push_back(tokens_before + static_cast<int32_t>(i - sequence.computed));
+  if (end < sequence.coming()) return rows;
+  rows.last = static_cast<int32_t>(logit_rows_.size());
+  for (int64_t i = sequence.request->row_per_token ? tokens : 1; i > 0; --i)
+    logit_rows_.push_back(static_cast<int32_t>(static_cast<int64_t>(ids_.size()) - i));
+  return rows;
 }
 
 Step StepBuilder::step() const {

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "backends/backend.h"
 #include "engine/sequence.h"
 #include "program/step.h"
 
@@ -10,12 +11,17 @@ namespace maga {
 
 class StepBuilder {
  public:
+  struct Rows {
+    int32_t first = 0;   // of the sequence's rows of logits
+    int32_t scored = 0;  // rows for the log probabilities of the prompt
+    int32_t last = -1;   // the row of its last token, behind them; -1: it is not among the tokens
+  };
   // The largest step: nothing is allocated up to these sizes.
-  StepBuilder(int64_t tokens, int64_t sequences, int64_t pages);
+  StepBuilder(const Limits& limits);
   void clear();
-  // The next `tokens` tokens of a sequence, whose pages must have room for them. If they are its last, their last row gets
-  // logits: returns its number, or -1. A token that is not known yet is named by the draw that chooses it.
-  int32_t add(const Sequence& sequence, int64_t tokens, int64_t page_tokens);
+  // The next `tokens` tokens of a sequence, whose pages must have room for them, and the rows of logits that they need. A token
+  // that is not known yet is named by the draw that chooses it.
+  Rows add(const Sequence& sequence, int64_t tokens, int64_t page_tokens);
   bool empty() const { return kv_length_.empty(); }
   Step step() const;
 

@@ -36,12 +36,13 @@ inline Views reads(const Op& op) {
   return std::visit(
       Overloaded{[](const Embed&) { return Views(); },  //
                  [](const AddPositions& o) { return Views(o.in); }, [](const LogScale& o) { return Views(o.x); },
-                 [](const Bound& o) { return Views(o.in); }, [](const Norm& o) { return Views(o.in); },
-                 [](const Linear& o) { return Views(o.in, o.residual); }, [](const Rope& o) { return Views(o.x); },
-                 [](const Attention& o) { return Views(o.q, o.k, o.v); }, [](const Activation& o) { return Views(o.gate, o.up); },
-                 [](const Add& o) { return Views(o.a, o.b); }, [](const Select& o) { return Views(o.in); },
-                 [](const Pool& o) { return Views(o.in); }, [](const Moe& o) { return Views(o.in, o.logits, o.residual); },
-                 [](const GatedLinear& o) { return Views(o.in); }, [](const PrepareQkv& o) { return Views(o.q, o.k, o.v); }},
+                 [](const Bound& o) { return Views(o.in); }, [](const HeadLinear& o) { return Views(o.in); },
+                 [](const Norm& o) { return Views(o.in); }, [](const Linear& o) { return Views(o.in, o.residual); },
+                 [](const Rope& o) { return Views(o.x); }, [](const Attention& o) { return Views(o.q, o.k, o.v); },
+                 [](const Activation& o) { return Views(o.gate, o.up); }, [](const Add& o) { return Views(o.a, o.b); },
+                 [](const Select& o) { return Views(o.in); }, [](const Pool& o) { return Views(o.in); },
+                 [](const Moe& o) { return Views(o.in, o.logits, o.residual); }, [](const GatedLinear& o) { return Views(o.in); },
+                 [](const PrepareQkv& o) { return Views(o.q, o.k, o.v); }},
       op);
 }
 

@@ -47,6 +47,11 @@ class Costing {
     return {.flops = rows_ * op.out.width * (2.0 * op.in.width + additions), .weight_bytes = read(op.weight) + read(op.bias)};
   }
 
+  OpCost cost(const HeadLinear& op) const {
+    const auto& shape = p_.weights[op.weight].shape;
+    return {.flops = rows_ * op.heads * 2.0 * shape[1] * shape[2], .weight_bytes = read(op.weight)};
+  }
+
   OpCost cost(const Rope& op) const { return {.flops = rope_flops(op.table, op.x.width / op.head_dim)}; }
 
   OpCost cost(const Attention& op) {
@@ -55,8 +60,7 @@ class Costing {
     OpCost total;
     // Products with k and v, and for the softmax: scale, maximum, difference, exponential, sum.
     total.flops = seen.pairs * op.heads * (2.0 * layer.head_dim + 2.0 * layer.v_dim + 5);
-    total.kv_bytes = seen.entries * entry_bytes(layer);
-    if (op.k) total.kv_bytes += rows_ * entry_bytes(layer);
+    total.kv_bytes = (seen.entries + (op.k ? rows_ : 0)) * entry_bytes(op.layer);
     return total;
   }
 
@@ -85,7 +89,7 @@ class Costing {
   OpCost cost(const PrepareQkv& op) const {
     OpCost total;
     total.weight_bytes = read(op.q_norm) + read(op.k_norm);
-    total.kv_bytes = rows_ * entry_bytes(p_.cache_layers[op.layer]);
+    total.kv_bytes = rows_ * entry_bytes(op.layer);
     if (op.q_norm != kNone) total.flops += rows_ * op.q.width * 4;
     if (op.k_norm != kNone) total.flops += rows_ * op.k.width * 4;
     if (op.rope_table != kNone) total.flops += rope_flops(op.rope_table, op.heads + op.kv_heads);
@@ -94,8 +98,9 @@ class Costing {
 
   double rope_flops(int32_t table, int64_t heads) const { return rows_ * heads * p_.rope_tables[table].rotary_dim * 3; }
 
-  double entry_bytes(const CacheLayer& layer) const {
-    return static_cast<double>(layer.kv_heads * (layer.head_dim + layer.v_dim) * work_.kv_element_bytes);
+  double entry_bytes(int32_t layer) const {
+    const DType type = work_.kv_dtypes.size() == 1 ? work_.kv_dtypes[0] : work_.kv_dtypes[layer];
+    return static_cast<double>(p_.cache_layers[layer].entry_bytes(type));
   }
 
   // Of all sequences: pairs of a query and a key that it sees, and keys that any query sees.
@@ -150,10 +155,11 @@ std::vector<OpCost> cost(const Program& program, const Workload& work, const std
 void cost(const Program& program, const Workload& work, const std::vector<double>& weight_bytes, std::vector<OpCost>* costs) {
   MAGA_REQUIRE(weight_bytes.size() == program.weights.size(), weight_bytes.size(), " sizes for ", program.weights.size(),
                " weights");
-  MAGA_REQUIRE(
-      work.logit_rows >= 0 && work.kv_element_bytes > 0 &&
-          std::all_of(work.sequences.begin(), work.sequences.end(), [](auto s) { return s.tokens >= 0 && s.context >= 0; }),
-      "a workload needs sizes that are not negative");
+  MAGA_REQUIRE(work.logit_rows >= 0 && std::all_of(work.sequences.begin(), work.sequences.end(),
+                                                   [](auto s) { return s.tokens >= 0 && s.context >= 0; }),
+               "a workload needs sizes that are not negative");
+  MAGA_REQUIRE(work.kv_dtypes.size() == 1 || work.kv_dtypes.size() == program.cache_layers.size(), work.kv_dtypes.size(),
+               " types of keys and values for ", program.cache_layers.size(), " cache layers");
   Costing costing(program, work, weight_bytes);
   costs->clear();
   for (const Op& op : program.ops) costs->push_back(costing.of(op));

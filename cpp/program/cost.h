@@ -16,8 +16,8 @@ struct SequenceWork {
 
 struct Workload {
   std::span<const SequenceWork> sequences;
-  int64_t logit_rows = 1;  // rows of the head, over all sequences
-  int64_t kv_element_bytes = 2;
+  int64_t logit_rows = 1;            // rows of the head, over all sequences
+  std::span<const DType> kv_dtypes;  // of keys and values: one for all cache layers, or each layer's
 };
 
 struct OpCost {

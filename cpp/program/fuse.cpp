@@ -69,7 +69,7 @@ class Fusion {
   // [Norm, Norm], [Rope, Rope], Attention -> PrepareQkv, Attention. Takes as many of the norms and ropes as it can.
   int prepare_qkv(int at) {
     auto attention = std::get<Attention>(ops_[at]);
-    if (!attention.k) return 0;
+    if (!attention.k || !attention.v) return 0;
     for (const bool ropes : {true, false})
       for (const bool norms : {true, false}) {
         const Chain q = trace(attention.q, attention, at, norms, ropes);

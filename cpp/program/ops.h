@@ -64,6 +64,14 @@ struct Linear {
   View residual;            // may be `out` itself
 };
 
+// Each head's own product. A head's run of `in` is (x, rest), x as wide as its matrix has columns; its run of `out` is
+// (weight[head] · x, rest).
+struct HeadLinear {
+  View out, in;
+  WeightId weight = kNone;  // (heads, rows, cols)
+  int64_t heads = 0;
+};
+
 // Rotates `rotary_dim` columns of every head, from `offset` on, in place, by the frequencies of `Program::rope_tables[table]`.
 struct Rope {
   View x;
@@ -80,7 +88,8 @@ struct LogScale {
 
 // Writes k and v of the step's tokens into the pages of `layer`, then attends: causal, over all earlier tokens of each sequence,
 // but for the step's `tree` and `context`.
-// With `k` and `v` empty the keys and values are in the pages already (see PrepareQkv). A score is, in this order: q · k * scale;
+// With `k` and `v` empty the keys and values are in the pages already (see PrepareQkv); with `v` alone empty the values are in the
+// keys (see CacheLayer). A score is, in this order: q · k * scale;
 // soft_cap * tanh(score / soft_cap); + slope * (index of the key - index of the query).
 struct Attention {
   View out;      // (tokens, heads * v_dim)
@@ -186,11 +195,11 @@ struct PrepareQkv {
 };
 
 using Op = std::variant<Embed, Norm, Linear, Rope, Attention, Activation, Add, Select, GatedLinear, PrepareQkv, AddPositions,
-                        LogScale, Bound, Pool, Moe>;
+                        LogScale, Bound, Pool, Moe, HeadLinear>;
 
-constexpr std::string_view kOpNames[] = {"embed",         "norm",      "linear", "rope",         "attention",
-                                         "activation",    "add",       "select", "gated_linear", "prepare_qkv",
-                                         "add_positions", "log_scale", "bound",  "pool",         "moe"};
+constexpr std::string_view kOpNames[] = {"embed", "norm",   "linear",       "rope",        "attention",     "activation",
+                                         "add",   "select", "gated_linear", "prepare_qkv", "add_positions", "log_scale",
+                                         "bound", "pool",   "moe",          "head_linear"};
 static_assert(std::size(kOpNames) == std::variant_size_v<Op>);
 
 inline std::string_view name_of(const Op& op) { return kOpNames[op.index()]; }

@@ -46,6 +46,10 @@ class Validation {
       const CacheLayer& layer = p_.cache_layers[i];
       MAGA_REQUIRE(layer.kv_heads > 0 && layer.head_dim > 0 && layer.v_dim > 0, "cache layer ", i, " has kv_heads ", layer.kv_heads,
                    ", head_dim ", layer.head_dim, ", v_dim ", layer.v_dim, "; all must be positive");
+      MAGA_REQUIRE(!layer.values_in_keys || layer.v_dim <= layer.head_dim, "cache layer ", i, " has values of ", layer.v_dim,
+                   " in keys of ", layer.head_dim);
+      for (const float scale : {layer.k_scale, layer.v_scale})
+        MAGA_REQUIRE(scale >= 0 && std::isfinite(scale), "cache layer ", i, " has a scale of ", scale);
     }
     for (const ValueId input : p_.inputs) {
       MAGA_REQUIRE(is_value(input), "an input names value ", input, " of ", p_.values.size());
@@ -152,6 +156,17 @@ class Validation {
     in_place_or_apart("residual", op.residual, op.out);
   }
 
+  void check(const HeadLinear& op) {
+    same_rows(op.in, op.out);
+    apart("in", op.in, op.out);
+    const auto& shape = weight_of("weight", op.weight).shape;
+    require(op.heads > 0 && op.in.width % op.heads == 0, op.heads, " heads in ", op.in.width, " columns");
+    const int64_t head = op.in.width / op.heads;
+    require(shape.size() == 3 && shape[0] == op.heads && shape[2] <= head, "weight has shape ", shape_text(shape),
+            "; the op needs ", op.heads, " matrices of at most ", head, " columns");
+    equal_width("out", op.out, op.heads * (shape[1] + head - shape[2]));
+  }
+
   void check(const Rope& op) {
     rows(op.x, Rows::tokens);
     require(op.head_dim > 0 && op.x.width % op.head_dim == 0, "a head_dim of ", op.head_dim, " does not divide ", op.x.width,
@@ -162,7 +177,9 @@ class Validation {
 
   void check(const Attention& op) {
     const CacheLayer& layer = heads(op);
-    require(bool(op.k) == bool(op.v), "k and v must both be given, or both be in the pages already");
+    require(bool(op.v) == (bool(op.k) && !layer.values_in_keys),
+            layer.values_in_keys ? "v is given, but the layer has its values in its keys"
+                                 : "k and v must both be given, or both be in the pages already");
     for (const View& view : {op.q, op.out}) rows(view, Rows::tokens);
     equal_width("q", op.q, op.heads * op.head_dim);
     equal_width("out", op.out, op.heads * layer.v_dim);
@@ -170,7 +187,7 @@ class Validation {
     if (op.k) {
       keys_and_values(op.k, op.v, op.layer);
       apart("k", op.k, op.out);
-      apart("v", op.v, op.out);
+      if (op.v) apart("v", op.v, op.out);
     }
     require(layer_writer_[op.layer] != kNone, "layer ", op.layer, " is read before any op writes its keys and values");
     require(std::isfinite(op.scale), "scale is ", op.scale);
@@ -248,7 +265,7 @@ class Validation {
   }
 
   void check(const PrepareQkv& op) {
-    heads(op);
+    require(!heads(op).values_in_keys, "layer ", op.layer, " has its values in its keys");
     rows(op.q, Rows::tokens);
     equal_width("q", op.q, op.heads * op.head_dim);
     keys_and_values(op.k, op.v, op.layer);
@@ -275,9 +292,11 @@ class Validation {
 
   void keys_and_values(const View& k, const View& v, int32_t layer) {
     rows(k, Rows::tokens);
-    rows(v, Rows::tokens);
     equal_width("k", k, p_.cache_layers[layer].kv_heads * p_.cache_layers[layer].head_dim);
-    equal_width("v", v, p_.cache_layers[layer].kv_heads * p_.cache_layers[layer].v_dim);
+    if (!p_.cache_layers[layer].values_in_keys) {
+      rows(v, Rows::tokens);
+      equal_width("v", v, p_.cache_layers[layer].kv_heads * p_.cache_layers[layer].v_dim);
+    }
     require(layer_writer_[layer] == kNone, "layer ", layer, " has its keys and values from op ", layer_writer_[layer], " already");
     layer_writer_[layer] = index_;
   }
@@ -428,10 +447,10 @@ int64_t Program::long_from() const {
 }
 
 bool Program::whole_prompts() const {
-  return std::any_of(ops.begin(), ops.end(), [](const Op& op) {
-    const auto* pool = std::get_if<Pool>(&op);
-    return pool && pool->kind != PoolKind::last;
-  });
+  return context.whole || row_per_token || std::any_of(ops.begin(), ops.end(), [](const Op& op) {
+           const auto* pool = std::get_if<Pool>(&op);
+           return pool && pool->kind != PoolKind::last;
+         });
 }
 
 int64_t Program::table_positions() const {

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "core/codes.h"
 #include "core/dtype.h"
 #include "program/ops.h"
 
@@ -44,9 +45,17 @@ struct RopeTable {
   bool by_length() const { return dynamic_factor != 0 || stepped || !long_inv_freq.empty(); }
 };
 
-// What one attention layer keeps per token: kv_heads keys of head_dim and kv_heads values of v_dim.
+// What one attention layer keeps per token: kv_heads keys of head_dim and kv_heads values of v_dim. In pages of 8-bit codes each of
+// them has a scale, a bf16 number, of its own, unless the layer states one for all keys or values in fp8_e4m3 (0: it does not).
 struct CacheLayer {
   int64_t kv_heads = 0, head_dim = 0, v_dim = 0;
+  bool values_in_keys = false;  // a value is the first v_dim elements of its key, and is kept nowhere else (latent attention)
+  float k_scale = 0, v_scale = 0;
+
+  // Of one token with elements of this type, scales included.
+  int64_t entry_bytes(DType type) const {
+    return kv_heads * ((head_dim + (values_in_keys ? 0 : v_dim)) * size_of(type) + (is_code(type) ? 4 : 0));
+  }
 };
 
 // Prompts with a first part that is read in both directions: all of an encoder's, or a part (ChatGLM-6B). The positions of its
@@ -75,6 +84,7 @@ struct Program {
   std::vector<ValueId> outputs;  // kept readable after a run, besides `logits`
   ValueId logits = kNone;        // Rows::logits; width vocab, unless `embeds`
   bool embeds = false;           // `logits` are no logits but an embedding of the prompt, or scores of it
+  bool row_per_token = false;    // such a program wants rows for all tokens of a prompt, not for its last
 
   // Gives every Embed the rows of `table`, (virtual_tokens, width), for the ids behind the vocabulary.
   void add_virtual_tokens(WeightId table);
@@ -89,7 +99,8 @@ struct Program {
   // Positions that the tables of learned positions have rows for; 0: there are no such tables.
   int64_t table_positions() const;
 
-  // Whether one step must bring all of a prompt: they are pooled.
+  // Whether one step must bring all of a prompt: it is read in both directions, or pooled, or its tokens' rows belong
+  // together.
   bool whole_prompts() const;
   // Columns of `logits`; 0 without.
   int64_t logits_width() const { return logits == kNone ? 0 : values[logits].width; }

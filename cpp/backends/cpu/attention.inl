@@ -48,7 +48,10 @@ struct SegmentBlocks {
   int64_t begin, end;
   const E* keys[kSegmentBlocks];    // each (head_dim, 16)
   const E* values[kSegmentBlocks];  // each (16, value_stride)
-  int64_t head_dim, value_stride;
+  int64_t head_dim, value_stride;   // 0: values are in the keys
+  // Of codes: the scales of 16 keys, then of 16 values, and what all of them are to be multiplied with; 0: these are no codes.
+  const BF16* scales[kSegmentBlocks];
+  float unit;
 };
 
 // M rows against the keys [first, last) of a segment, within which each row sees [from[r], to[r]).
@@ -92,6 +95,17 @@ inline void weigh_values(const SegmentBlocks<E>& kv, const RowTile& t, int64_t b
     multiply_add<M, N>(weights, kSegmentTokens, values, kv.value_stride, lesser(kBlockTokens, t.last - key), sums);
   }
   store_all(sums, t.out + column, t.values);
+}
+
+// What a row has for the keys of a tile, times their scales, or those of their values. A weight of 0 stays 0, for the scale may be
+// stale memory.
+template <bool kWeights, typename E>
+inline void scale_columns(const SegmentBlocks<E>& kv, float* row, int64_t block, int64_t vecs) {
+  for (int64_t i = 0; i < vecs; ++i) {
+    const BF16* scales = kv.scales[block - kv.begin + i / kVecsPerBlock] + (kWeights ? kBlockTokens : 0);
+    const Vec x = load(row + i * kLanes), y = x * (load(scales + i % kVecsPerBlock * kLanes) * broadcast(kv.unit));
+    store(row + i * kLanes, kWeights ? zero_where_less(x, broadcast(1.1e-38f), y) : y);
+  }
 }
 
 // Soft cap, ALiBi and tree. Scores are in units of log2(e).
@@ -148,8 +162,11 @@ void attend_tile(const SegmentBlocks<E>& kv, const RowTile& t) {
   for (; v < vecs; ++v) score_vecs<M, 1>(kv, t, block, v);
 
   for (int r = 0; r < M; ++r) {
+    float* row = t.scores + r * kSegmentTokens;
+    if (kv.unit != 0) scale_columns<false>(kv, row, block, vecs);
     if (t.edited) edit_scores(t, r, block * kBlockTokens, vecs);
     soften(t, r, block * kBlockTokens, vecs);
+    if (kv.unit != 0) scale_columns<true>(kv, row, block, vecs);
   }
 
   int64_t c = 0;
@@ -229,15 +246,22 @@ void widen_segment(const SegmentBlocks<E>& from, int64_t v_dim, const ItemScratc
   to.end = from.end;
   to.head_dim = from.head_dim;
   to.value_stride = s.states.values;
+  to.unit = from.unit;
   for (int64_t b = 0; b < from.end - from.begin; ++b) {
     float* keys = s.keys + b * from.head_dim * kBlockTokens;
     float* values = s.values + b * kBlockTokens * to.value_stride;
     for (int64_t i = 0; i < from.head_dim * kBlockTokens; i += kLanes) store(keys + i, load(from.keys[b] + i));
+    to.keys[b] = keys;
+    to.values[b] = values;
+    if (from.unit != 0) to.scales[b] = from.scales[b];
+    if (from.value_stride == 0) {  // in the keys, which lie the other way
+      for (int64_t c = 0; c < v_dim; ++c)
+        for (int64_t token = 0; token < kBlockTokens; ++token) values[token * to.value_stride + c] = keys[c * kBlockTokens + token];
+      continue;
+    }
     for (int64_t token = 0; token < kBlockTokens; ++token)
       for (int64_t c = 0; c < v_dim; c += kLanes)
         store(values + token * to.value_stride + c, load(from.values[b] + token * from.value_stride + c));
-    to.keys[b] = keys;
-    to.values[b] = values;
   }
 }
 
@@ -307,15 +331,18 @@ void attend_as(const AttentionShape& shape, const AttentionItem& item, float* sc
     kv.begin = greater(segment * kSegmentTokens, oldest) / kBlockTokens;
     kv.end = (lesser((segment + 1) * kSegmentTokens, keys) + kBlockTokens - 1) / kBlockTokens;
     kv.head_dim = layer.head_dim;
-    kv.value_stride = layer.v_dim;
+    kv.value_stride = layer.values_in_keys ? 0 : layer.v_dim;
+    kv.unit = 0;
+    if constexpr (kCoded<E>) kv.unit = E::kUnit;
     for (int64_t b = kv.begin; b < kv.end; ++b) {
       const int64_t page = item.pages[b / layer.blocks_per_page] * layer.page_bytes;
       const E* block = reinterpret_cast<const E*>(kv_block(layer, page, item.kv_head, b % layer.blocks_per_page));
       kv.keys[b - kv.begin] = block;
       kv.values[b - kv.begin] = block + layer.head_dim * kBlockTokens;
+      if constexpr (kCoded<E>) kv.scales[b - kv.begin] = kv_scales(layer, block);
     }
     const bool initial = segment == item.segment_begin;
-    if (sizeof(E) < sizeof(float) && rows > kDirectRows) {
+    if (layer.values_in_keys || (sizeof(E) < sizeof(float) && rows > kDirectRows)) {
       SegmentBlocks<float> wide;
       widen_segment(kv, layer.v_dim, s, wide);
       attend_segment(shape, item, wide, s, initial);
@@ -342,6 +369,9 @@ void attend(const AttentionShape& shape, const AttentionItem& item, float* scrat
   switch (shape.layer.dtype) {
     case DType::f16: return attend_as<F16>(shape, item, scratch);
     case DType::bf16: return attend_as<BF16>(shape, item, scratch);
+    case DType::i8: return attend_as<I8>(shape, item, scratch);
+    case DType::f8_e4m3: return attend_as<E4M3>(shape, item, scratch);
+    case DType::f8_e5m2: return attend_as<E5M2>(shape, item, scratch);
     default: return attend_as<float>(shape, item, scratch);
   }
 }

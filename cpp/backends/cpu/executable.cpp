@@ -208,6 +208,28 @@ void CpuExecutable::run(const Linear& op) {
           .quantize_activations = device_->quantize_activations});
 }
 
+void CpuExecutable::run(const HeadLinear& op) {
+  const auto& weight = static_cast<const StackedWeight&>(*weights_[op.weight]);
+  const int64_t in_head = op.in.width / op.heads, out_head = op.out.width / op.heads;
+  const int64_t products = weight.matrix(0).rows(), cols = weight.matrix(0).cols();
+  for (int64_t head = 0; head < op.heads; ++head)
+    linear(device_->threads, device_->isa, scratch_->data(),
+           {.weight = &weight.matrix(head),
+            .x = at(op.in) + head * in_head,
+            .x_stride = stride(op.in),
+            .tokens = rows(op.in),
+            .out = at(op.out) + head * out_head,
+            .out_stride = stride(op.out),
+            .quantize_activations = device_->quantize_activations});
+  if (cols == in_head) return;
+  over_rows(op.out, op.heads * (in_head - cols), [&](int64_t first, int64_t count, int) {
+    for (int64_t row = first; row < first + count; ++row)
+      for (int64_t head = 0; head < op.heads; ++head)
+        std::copy_n(at(op.in) + row * stride(op.in) + head * in_head + cols, in_head - cols,
+                    at(op.out) + row * stride(op.out) + head * out_head + products);
+  });
+}
+
 void CpuExecutable::run(const GatedLinear& op) {
   linear(device_->threads, device_->isa, scratch_->data(),
          {.weight = &matrix(op.weight),
@@ -328,8 +350,8 @@ void CpuExecutable::run(const Attention& op) {
     over_rows(op.k, op.k.width + op.v.width, [&](int64_t first, int64_t count, int) {
       kernels_.write_kv({.k = at(op.k) + first * stride(op.k),
                          .k_stride = stride(op.k),
-                         .v = at(op.v) + first * stride(op.v),
-                         .v_stride = stride(op.v),
+                         .v = op.v ? at(op.v) + first * stride(op.v) : nullptr,
+                         .v_stride = op.v ? stride(op.v) : 0,
                          .rows = count,
                          .layer = layer,
                          .slots = batch_.slots() + first});

@@ -45,6 +45,7 @@ class CpuExecutable : public Executable {
   void run(const Bound& op);
   void run(const Norm& op);
   void run(const Linear& op);
+  void run(const HeadLinear& op);
   void run(const Rope& op);
   void run(const Attention& op);
   void run(const Activation& op);

@@ -13,15 +13,15 @@ constexpr int64_t kSlackBytes = 64;
 
 KvPages::KvPages(const Program& program, const Limits& limits)
     : pages_(limits.pages),
-      page_bytes_(maga::page_bytes(program, limits.page_tokens, limits.kv_dtype)),
+      page_bytes_(maga::page_bytes(program, limits)),
       memory_(pages_ * page_bytes_ + kSlackBytes, "K/V pages") {
-  MAGA_REQUIRE(limits.kv_dtype == DType::f32 || limits.kv_dtype == DType::f16 || limits.kv_dtype == DType::bf16, "K/V pages in ",
-               name_of(limits.kv_dtype), ": the CPU backend keeps fp32, fp16 or bf16");
   MAGA_REQUIRE(limits.page_tokens > 0 && limits.page_tokens % kBlockTokens == 0, "K/V pages of ", limits.page_tokens,
                " tokens: the CPU backend takes multiples of ", kBlockTokens);
   std::byte* base = memory_.data();
-  for (const CacheLayer& layer : program.cache_layers) {
-    const int64_t block_bytes = kBlockTokens * (layer.head_dim + layer.v_dim) * size_of(limits.kv_dtype);
+  for (size_t i = 0; i < program.cache_layers.size(); ++i) {
+    const CacheLayer& layer = program.cache_layers[i];
+    const DType type = limits.kv_dtype(static_cast<int64_t>(i));
+    const int64_t block_bytes = kBlockTokens * layer.entry_bytes(type) / layer.kv_heads;
     layers_.push_back({.base = base,
                        .page_bytes = page_bytes_,
                        .blocks_per_page = limits.page_tokens / kBlockTokens,
@@ -29,7 +29,10 @@ KvPages::KvPages(const Program& program, const Limits& limits)
                        .kv_heads = layer.kv_heads,
                        .head_dim = layer.head_dim,
                        .v_dim = layer.v_dim,
-                       .dtype = limits.kv_dtype});
+                       .values_in_keys = layer.values_in_keys,
+                       .dtype = type,
+                       .k_scale = layer.k_scale,
+                       .v_scale = layer.v_scale});
     base += layer.kv_heads * layers_.back().blocks_per_page * block_bytes;
   }
 }

@@ -1,5 +1,6 @@
 // The memory of the K/V pages. A page holds its tokens' keys and values in all layers, contiguous:
-//   layer, KV head, block of 16 tokens: keys (head_dim, 16), then values (16, v_dim).
+//   layer, KV head, block of 16 tokens: keys (head_dim, 16), then values (16, v_dim) unless they are in the keys, then their
+//   scales, if they are 8-bit codes.
 #pragma once
 
 #include <vector>

@@ -70,17 +70,25 @@ struct KvSlot {
   int64_t lane;   // of the block's tokens
 };
 
-// How one layer lies in a page: for each KV head, for each block: keys (head_dim, 16), then values (16, v_dim).
+// How one layer lies in a page: for each KV head, for each block: keys (head_dim, 16), then values (16, v_dim) unless they are in
+// the keys, then, of 8-bit codes, the scales of the 16 keys and of the 16 values, in bf16.
 struct KvLayer {
   std::byte* base;  // of page 0, at this layer
   int64_t page_bytes, blocks_per_page;
   int64_t block_bytes;
   int64_t kv_heads, head_dim, v_dim;
+  bool values_in_keys;
   DType dtype;
+  float k_scale, v_scale;  // see CacheLayer
 };
 
 static inline std::byte* kv_block(const KvLayer& layer, int64_t page_offset, int64_t head, int64_t block_of_page) {
   return layer.base + page_offset + (head * layer.blocks_per_page + block_of_page) * layer.block_bytes;
+}
+
+// Of a block of codes.
+static inline BF16* kv_scales(const KvLayer& layer, const void* block) {
+  return reinterpret_cast<BF16*>(static_cast<std::byte*>(const_cast<void*>(block)) + kBlockTokens * (layer.head_dim + layer.v_dim));
 }
 
 struct WriteKvRows {

@@ -125,6 +125,38 @@ inline void put(E* to, Vec x, int lanes) {
   for (int i = 0; i < lanes; ++i) to[i] = all[i];
 }
 
+inline I8 code_of(float x, I8) { return {static_cast<int8_t>(x)}; }
+inline E4M3 code_of(float x, E4M3) { return {float_to_e4m3(x)}; }
+inline E5M2 code_of(float x, E5M2) { return {float_to_e5m2(x)}; }
+
+// Numbers as codes: put(column, code) for each. Returns their scale.
+template <typename E, typename Put>
+inline BF16 encode(const float* x, int64_t width, float given, Put put) {
+  Vec most = broadcast(0), bad = broadcast(0);
+  for_each_vec(width, [&](int64_t i, int lanes) {
+    const Vec each = load_up_to(x + i, lanes);
+    most = max_with(most, absolute(each));
+    bad = fma(each, broadcast(0), bad);  // NaN where one is not finite
+  });
+  const float spoilt = sum_lanes(bad);
+  const BF16 scale{code_scale(spoilt == 0 ? max_lanes(most) : spoilt, largest_code(E::kType), given)};
+  const Vec inverse = broadcast(code_inverse(bf16_to_float(scale.bits)));
+  constexpr int64_t kAtOnce = 64;
+  for (int64_t first = 0; first < width; first += kAtOnce) {
+    float scaled[kAtOnce] = {};
+    E codes[kAtOnce];
+    const int64_t count = width - first < kAtOnce ? width - first : kAtOnce;
+    if (spoilt == 0)
+      for_each_vec(count, [&](int64_t i, int lanes) {
+        const Vec y = load_up_to(x + first + i, lanes) * inverse;
+        store_up_to(scaled + i, E::kType == DType::i8 ? round_even(y) : y, lanes);
+      });
+    for (int64_t i = 0; i < kAtOnce; ++i) codes[i] = code_of(scaled[i], E{});
+    for (int64_t i = 0; i < count; ++i) put(first + i, codes[i]);
+  }
+  return scale;
+}
+
 // A head's block of keys, and its token's values in it.
 template <typename E>
 struct KvTarget {
@@ -138,14 +170,15 @@ template <typename E>
 void write_kv_as(const WriteKvRows& a) {
   const KvLayer& layer = a.layer;
   constexpr int64_t kLine = 64 / sizeof(E);
+  const int64_t v_dim = layer.values_in_keys ? 0 : layer.v_dim;  // of the values to write
   const auto target = [&](int64_t row, int64_t head) {
     const KvSlot& slot = a.slots[row];
     E* keys = reinterpret_cast<E*>(kv_block(layer, slot.page, head, slot.block));
-    return KvTarget<E>{keys, keys + layer.head_dim * kBlockTokens + slot.lane * layer.v_dim, slot.lane};
+    return KvTarget<E>{keys, keys + layer.head_dim * kBlockTokens + slot.lane * v_dim, slot.lane};
   };
   const auto fetch = [&](const KvTarget<E>& t) {
     for (int64_t i = 0; i < layer.head_dim * kBlockTokens; i += kLine) __builtin_prefetch(t.keys + i, 1);
-    for (int64_t i = 0; i < layer.v_dim; i += kLine) __builtin_prefetch(t.values + i, 1);
+    for (int64_t i = 0; i < v_dim; i += kLine) __builtin_prefetch(t.values + i, 1);
   };
   KvTarget<E> next = target(0, 0);
   fetch(next);
@@ -157,13 +190,21 @@ void write_kv_as(const WriteKvRows& a) {
         fetch(next);
       }
       const float* k = a.k + row * a.k_stride + head * layer.head_dim;
-      const float* v = a.v + row * a.v_stride + head * layer.v_dim;
-      E lanes_of[kLanes];
-      for_each_vec(layer.head_dim, [&](int64_t i, int lanes) {
-        store(lanes_of, load_up_to(k + i, lanes));
-        for (int j = 0; j < lanes; ++j) here.keys[(i + j) * kBlockTokens + here.lane] = lanes_of[j];
-      });
-      for_each_vec(layer.v_dim, [&](int64_t i, int lanes) { put(here.values + i, load_up_to(v + i, lanes), lanes); });
+      const float* v = a.v + row * a.v_stride + head * v_dim;
+      if constexpr (kCoded<E>) {
+        BF16* scales = kv_scales(layer, here.keys) + here.lane;
+        const bool e4m3 = E::kType == DType::f8_e4m3;
+        scales[0] = encode<E>(k, layer.head_dim, e4m3 ? layer.k_scale : 0,
+                              [&](int64_t i, E code) { here.keys[i * kBlockTokens + here.lane] = code; });
+        scales[kBlockTokens] = encode<E>(v, v_dim, e4m3 ? layer.v_scale : 0, [&](int64_t i, E code) { here.values[i] = code; });
+      } else {
+        E lanes_of[kLanes];
+        for_each_vec(layer.head_dim, [&](int64_t i, int lanes) {
+          store(lanes_of, load_up_to(k + i, lanes));
+          for (int j = 0; j < lanes; ++j) here.keys[(i + j) * kBlockTokens + here.lane] = lanes_of[j];
+        });
+        for_each_vec(v_dim, [&](int64_t i, int lanes) { put(here.values + i, load_up_to(v + i, lanes), lanes); });
+      }
     }
 }
 
@@ -171,6 +212,9 @@ void write_kv(const WriteKvRows& a) {
   switch (a.layer.dtype) {
     case DType::f16: return write_kv_as<F16>(a);
     case DType::bf16: return write_kv_as<BF16>(a);
+    case DType::i8: return write_kv_as<I8>(a);
+    case DType::f8_e4m3: return write_kv_as<E4M3>(a);
+    case DType::f8_e5m2: return write_kv_as<E5M2>(a);
     default: return write_kv_as<float>(a);
   }
 }

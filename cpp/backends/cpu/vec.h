@@ -1,7 +1,7 @@
 // The vocabulary in which kernels are written. Each instruction set has a vec_<isa>.inl, included inside the unnamed namespace of
 // a translation unit that is compiled for that set, and vec_math.inl after it. They define, alike everywhere:
 //   Vec, Ints          kLanes floats, kLanes 32-bit integers; Vec has the operators + - * /
-//   broadcast, load, store (fp32, fp16, bf16), load_first, store_first (of n lanes)
+//   broadcast, load (fp32, fp16, bf16, codes), store (fp32, fp16, bf16), load_first, store_first (of n lanes)
 //   fma, max_with, min_with, absolute, round_even, scale_by_power, zero_where_less, select_negative
 //   keep_lanes, swap_pairs, sum_lanes, max_lanes
 //   load_words, bits_of, to_float; but for the generic set, low_nibbles, high_nibbles and broadcast4 of bytes
@@ -13,7 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/dtype.h"
+#include "core/codes.h"
 #include "program/ops.h"
 
 namespace maga::cpu {
@@ -25,5 +25,24 @@ struct F16 {
 struct BF16 {
   uint16_t bits;
 };
+
+// 8-bit codes in memory, see core/codes.h. load() gives what they stand for divided by kUnit.
+struct I8 {
+  int8_t bits;
+  static constexpr DType kType = DType::i8;
+  static constexpr float kUnit = 1;
+};
+struct E4M3 {  // with zeros behind it, the code is the fp16 number 2^-8 times as large
+  uint8_t bits;
+  static constexpr DType kType = DType::f8_e4m3;
+  static constexpr float kUnit = 256;
+};
+struct E5M2 {  // the upper half of an fp16 number
+  uint8_t bits;
+  static constexpr DType kType = DType::f8_e5m2;
+  static constexpr float kUnit = 1;
+};
+template <typename E>
+constexpr bool kCoded = sizeof(E) == 1;
 
 }  // namespace maga::cpu

@@ -14,6 +14,13 @@ inline Vec load(const BF16* p) {
   const Ints wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
 }
+inline __m128i load_eight_bytes(const void* p) { return _mm_loadl_epi64(static_cast<const __m128i*>(p)); }
+inline Vec load(const I8* p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load_eight_bytes(p))); }
+inline Vec load(const E4M3* p) {
+  const __m128i shifted = _mm_slli_epi16(_mm_cvtepi8_epi16(load_eight_bytes(p)), 7);
+  return _mm256_cvtph_ps(_mm_and_si128(shifted, _mm_set1_epi16(static_cast<int16_t>(0xbf80))));
+}
+inline Vec load(const E5M2* p) { return _mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(load_eight_bytes(p)), 8)); }
 inline Vec load_first(const float* p, int n) { return _mm256_maskload_ps(p, first_lanes(n)); }
 inline void store(float* p, Vec x) { _mm256_storeu_ps(p, x); }
 inline void store_first(float* p, Vec x, int n) { _mm256_maskstore_ps(p, first_lanes(n), x); }

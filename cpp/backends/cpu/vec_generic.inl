@@ -17,6 +17,20 @@ inline Vec load(const F16* p) {
 inline Vec load(const BF16* p) {
   return Vec{bf16_to_float(p[0].bits), bf16_to_float(p[1].bits), bf16_to_float(p[2].bits), bf16_to_float(p[3].bits)};
 }
+inline Vec load(const I8* p) {
+  return Vec{static_cast<float>(p[0].bits), static_cast<float>(p[1].bits), static_cast<float>(p[2].bits),
+             static_cast<float>(p[3].bits)};
+}
+inline Vec load(const E4M3* p) {
+  Vec x;
+  for (int i = 0; i < kLanes; ++i) x[i] = e4m3_to_float(p[i].bits) / E4M3::kUnit;
+  return x;
+}
+inline Vec load(const E5M2* p) {
+  Vec x;
+  for (int i = 0; i < kLanes; ++i) x[i] = e5m2_to_float(p[i].bits);
+  return x;
+}
 inline Vec load_first(const float* p, int n) {
   Vec x = broadcast(0);
   for (int i = 0; i < n; ++i) x[i] = p[i];

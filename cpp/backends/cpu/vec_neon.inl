@@ -14,6 +14,17 @@ inline Vec broadcast(float x) { return vdupq_n_f32(x); }
 inline Vec load(const float* p) { return vld1q_f32(p); }
 inline Vec load(const F16* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(&p->bits))); }
 inline Vec load(const BF16* p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(&p->bits), 16)); }
+inline int16x4_t load_four_bytes(const void* p) {  // with their signs
+  uint32_t four;
+  __builtin_memcpy(&four, p, 4);
+  return vget_low_s16(vmovl_s8(vcreate_s8(four)));
+}
+inline Vec load(const I8* p) { return vcvtq_f32_s32(vmovl_s16(load_four_bytes(p))); }
+inline Vec load(const E4M3* p) {
+  const int16x4_t half = vand_s16(vshl_n_s16(load_four_bytes(p), 7), vdup_n_s16(static_cast<int16_t>(0xbf80)));
+  return vcvt_f32_f16(vreinterpret_f16_s16(half));
+}
+inline Vec load(const E5M2* p) { return vcvt_f32_f16(vreinterpret_f16_s16(vshl_n_s16(load_four_bytes(p), 8))); }
 inline Vec load_first(const float* p, int n) {
   float lanes[kLanes] = {};
   for (int i = 0; i < n; ++i) lanes[i] = p[i];

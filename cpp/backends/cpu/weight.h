@@ -2,6 +2,8 @@
 #pragma once
 
 #include <memory>
+#include <string>
+#include <utility>
 
 #include "backends/backend.h"
 #include "backends/cpu/linear_kernels.h"
@@ -13,7 +15,10 @@ class PackedWeight : public Weight {
   PackedWeight(const PackedMatrix& matrix, std::shared_ptr<const std::byte> storage, int64_t bytes)
       : matrix_(matrix), storage_(std::move(storage)), bytes_(bytes) {}
 
+  PackedWeight(const PackedWeight& of, std::string widened) : PackedWeight(of) { widened_ = std::move(widened); }
+
   int64_t bytes() const override { return bytes_; }
+  std::string widened() const override { return widened_; }
   int64_t rows() const { return matrix_.rows; }
   int64_t cols() const { return matrix_.cols; }
   const PackedMatrix& matrix() const { return matrix_; }
@@ -22,6 +27,7 @@ class PackedWeight : public Weight {
   PackedMatrix matrix_;
   std::shared_ptr<const std::byte> storage_;
   int64_t bytes_;
+  std::string widened_;
 };
 
 // Thread-safe. Throws Error naming `spec` when the shapes or types cannot be taken.
@@ -33,6 +39,7 @@ class StackedWeight : public Weight {
   explicit StackedWeight(std::vector<std::shared_ptr<const PackedWeight>> matrices) : matrices_(std::move(matrices)) {}
 
   int64_t bytes() const override;
+  std::string widened() const override { return matrix(0).widened(); }
   std::vector<int64_t> shape() const { return {matrices(), matrix(0).rows(), matrix(0).cols()}; }
   int64_t matrices() const { return static_cast<int64_t>(matrices_.size()); }
   const PackedWeight& matrix(int64_t i) const { return *matrices_[i]; }

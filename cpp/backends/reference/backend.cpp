@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "backends/reference/ops.h"
+#include "core/codes.h"
 #include "core/threads.h"
 
 namespace maga {
@@ -40,17 +41,31 @@ DoubleWeight dequantize(const WeightSpec& spec, const Affine& affine) {
   return out;
 }
 
+DoubleWeight dequantize(const WeightSpec& spec, const Float8& weight) {
+  check(spec, weight);
+  const int64_t rows = spec.shape[0], cols = spec.shape[1];
+  DoubleWeight out;
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t c = 0; c < cols; ++c) {
+      const int64_t block = r / weight.high * weight.scale.shape[1] + c / weight.wide;
+      out.elements.push_back(double{float_at(weight.scale, block)} * e4m3_to_float(weight.codes.as<uint8_t>()[r * cols + c]));
+    }
+  return out;
+}
+
 class ReferenceExecutable : public Executable {
  public:
   ReferenceExecutable(const Program& program, std::vector<std::shared_ptr<const DoubleWeight>> weights, const Limits& limits)
       : machine_{.program = program, .weights = std::move(weights), .values = {}, .layers = {}}, limits_(limits) {
     for (const Value& value : program.values) machine_.values.emplace_back(most_rows(value) * value.width);
+    page_bytes(program, limits);  // checks the types
     for (const CacheLayer& shape : program.cache_layers) {
       const int64_t entries = limits.pages * limits.page_tokens * shape.kv_heads;
       machine_.layers.push_back({.shape = shape,
+                                 .dtype = limits.kv_dtype(static_cast<int64_t>(machine_.layers.size())),
                                  .page_tokens = limits.page_tokens,
                                  .keys = std::vector<double>(entries * shape.head_dim),
-                                 .values = std::vector<double>(entries * shape.v_dim)});
+                                 .values = std::vector<double>(shape.values_in_keys ? 0 : entries * shape.v_dim)});
     }
   }
 
@@ -76,8 +91,11 @@ class ReferenceExecutable : public Executable {
 
   void fill(int32_t index, int64_t tokens, const float* keys, const float* values) override {
     LayerPages& layer = machine_.layers[index];
-    std::copy_n(keys, tokens * layer.shape.kv_heads * layer.shape.head_dim, layer.key(0, 0));
-    std::copy_n(values, tokens * layer.shape.kv_heads * layer.shape.v_dim, layer.value(0, 0));
+    const int64_t k_width = layer.shape.kv_heads * layer.shape.head_dim, v_width = layer.shape.kv_heads * layer.shape.v_dim;
+    const std::vector<double> all_keys(keys, keys + tokens * k_width), all_values(values, values + tokens * v_width);
+    for (int64_t t = 0; t < tokens; ++t)
+      layer.write(static_cast<int32_t>(t / layer.page_tokens), t % layer.page_tokens, &all_keys[t * k_width],
+                  &all_values[t * v_width]);
   }
 
   void write_value(ValueId value, std::span<const float> rows) override {

@@ -7,6 +7,7 @@
 #include <numbers>
 #include <numeric>
 
+#include "core/codes.h"
 #include "program/access.h"
 
 namespace maga::reference {
@@ -114,11 +115,25 @@ void rope(Columns x, int64_t head_dim, int64_t offset, const RopeTable& table, c
   });
 }
 
+// What is left of `count` numbers in codes that share a scale.
+void round_to_codes(double* x, int64_t count, DType type, float given) {
+  double most = 0;
+  for (int64_t i = 0; i < count; ++i) most = std::isnan(x[i]) || std::isnan(most) ? NAN : std::max(most, std::abs(x[i]));
+  const float largest = largest_code(type);
+  const float scale = bf16_to_float(code_scale(static_cast<float>(most), largest, type == DType::f8_e4m3 ? given : 0));
+  for (int64_t i = 0; i < count; ++i) {
+    const float y = static_cast<float>(x[i]) * code_inverse(scale);
+    const float code = type == DType::i8        ? std::nearbyint(std::clamp(y, -largest, largest))
+                       : type == DType::f8_e4m3 ? e4m3_to_float(float_to_e4m3(y))
+                                                : e5m2_to_float(float_to_e5m2(y));
+    x[i] = double{code} * scale;
+  }
+}
+
 void write_pages(LayerPages& layer, Columns k, Columns v, const Step& step) {
   for_each_token(step, [&](int64_t s, int64_t t, int64_t index) {
     const auto [page, slot] = slot_of(step, s, index, layer.page_tokens);
-    for (int64_t c = 0; c < k.width; ++c) layer.key(page, slot)[c] = k.at(t, c);
-    for (int64_t c = 0; c < v.width; ++c) layer.value(page, slot)[c] = v.at(t, c);
+    layer.write(page, slot, &k.at(t, 0), &v.at(t, 0));
   });
 }
 
@@ -161,7 +176,7 @@ void attend(LayerPages& layer, const Attention& op, const AttentionExtras& extra
       for (int64_t j = first; j < end; ++j) {
         if (!sees(step, s, t, index, j)) continue;  // what lies there may be anything
         const auto [page, slot] = slot_of(step, s, j, layer.page_tokens);
-        const double* value = layer.value(page, slot) + kv_head * v_dim;
+        const double* value = layer.value(page, slot, kv_head);
         for (int64_t c = 0; c < v_dim; ++c) out.at(t, head * v_dim + c) += weights[j - first] / sum * value[c];
       }
     }
@@ -305,10 +320,24 @@ struct Runner {
     add(rows, m.columns(op.out), product.columns, m.columns(op.residual));
   }
 
+  void operator()(const HeadLinear& op) const {
+    const Columns out = m.columns(op.out), in = m.columns(op.in);
+    const DoubleWeight& weight = *m.weight(op.weight);
+    const int64_t in_head = in.width / op.heads, out_head = out.width / op.heads, products = weight.rows / op.heads;
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t head = 0; head < op.heads; ++head)
+        for (int64_t o = 0; o < out_head; ++o) {
+          double& y = out.at(r, head * out_head + o);
+          y = o < products ? 0 : in.at(r, head * in_head + weight.cols + o - products);
+          for (int64_t i = 0; i < weight.cols && o < products; ++i)
+            y += in.at(r, head * in_head + i) * weight.at(head * products + o, i);
+        }
+  }
+
   void operator()(const Rope& op) const { rope(m.columns(op.x), op.head_dim, op.offset, m.program.rope_tables[op.table], step); }
 
   void operator()(const Attention& op) const {
-    if (op.k) write_pages(m.layers[op.layer], m.columns(op.k), m.columns(op.v), step);
+    if (op.k) write_pages(m.layers[op.layer], m.columns(op.k), op.v ? m.columns(op.v) : Columns{}, step);
     attend(m.layers[op.layer], op,
            {.slopes = op.alibi == kNone ? nullptr : &m.program.alibi_slopes[op.alibi], .sinks = m.weight(op.sinks)},
            m.columns(op.out), m.columns(op.q), step);
@@ -387,6 +416,15 @@ struct Runner {
 };
 
 }  // namespace
+
+void LayerPages::write(int32_t page, int64_t slot, const double* token_keys, const double* token_values) {
+  std::copy_n(token_keys, shape.kv_heads * shape.head_dim, key(page, slot));
+  if (!shape.values_in_keys) std::copy_n(token_values, shape.kv_heads * shape.v_dim, value(page, slot));
+  for (int64_t head = 0; is_code(dtype) && head < shape.kv_heads; ++head) {
+    round_to_codes(key(page, slot) + head * shape.head_dim, shape.head_dim, dtype, shape.k_scale);
+    round_to_codes(value(page, slot) + head * shape.v_dim, shape.v_dim, dtype, shape.v_scale);
+  }
+}
 
 void run(Machine& machine, const Op& op, const Step& step) {
   const bool tokens = machine.program.values[written(op).value].rows == Rows::tokens;

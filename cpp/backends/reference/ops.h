@@ -31,12 +31,19 @@ struct Columns {
 // Keys and values of one layer, in pages.
 struct LayerPages {
   CacheLayer shape;
+  DType dtype = DType::f32;  // 8-bit codes: numbers are rounded as those and their scales round; other types: they are not
   int64_t page_tokens = 0;
   std::vector<double> keys;    // (pages, page_tokens, kv_heads, head_dim)
-  std::vector<double> values;  // (pages, page_tokens, kv_heads, v_dim)
+  std::vector<double> values;  // (pages, page_tokens, kv_heads, v_dim), or empty: in the keys
 
   double* key(int32_t page, int64_t slot) { return &keys[(page * page_tokens + slot) * shape.kv_heads * shape.head_dim]; }
   double* value(int32_t page, int64_t slot) { return &values[(page * page_tokens + slot) * shape.kv_heads * shape.v_dim]; }
+  double* value(int32_t page, int64_t slot, int64_t head) {
+    return shape.values_in_keys ? key(page, slot) + head * shape.head_dim : value(page, slot) + head * shape.v_dim;
+  }
+
+  // One token's, (kv_heads, head_dim) and (kv_heads, v_dim).
+  void write(int32_t page, int64_t slot, const double* token_keys, const double* token_values);
 };
 
 struct Machine {
