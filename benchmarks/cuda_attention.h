@@ -10,6 +10,7 @@
 
 #include "backends/cuda/attention.h"
 #include "backends/cuda/cuda_check.h"
+#include "program/program.h"
 
 namespace maga::cuda {
 
@@ -69,12 +70,21 @@ class MadeStep {
   std::unique_ptr<DeviceArray<uint64_t>> masks_;
 };
 
+// A layer in pages that begin at `pool`, `before` bytes from the start of each page. Sets the strides to what such a page is with
+// `rest` bytes of other layers.
+struct PageBytes {
+  int64_t before = 0, rest = 0;
+};
+KvLayer layer_in(void* pool, const AttentionShape& shape, DType kv_type, int page_tokens, PageBytes other);
+int64_t page_bytes_of(const AttentionShape& shape, DType kv_type, int page_tokens, PageBytes other);
+
 // Kernels of the benchmark, on the default stream.
 void fill_random(void* to, DType type, size_t count, uint32_t seed);
 // The entries of the step's keys and values; the rest of the pages stays as it was.
 void fill_pages(const KvLayer& layer, DType type, const DeviceStep& step, uint32_t seed);
-// The entries of the step's own tokens, from the pages to rows of k and v; padding rows stay as they were.
-void copy_own_keys(void* k, void* v, int64_t k_stride, int64_t v_stride, const KvLayer& layer, DType type, const DeviceStep& step);
+// The entries of the step's own tokens, from pages of `kv_type` to rows of k and v; padding rows stay as they were.
+void copy_own_keys(void* k, void* v, int64_t k_stride, int64_t v_stride, DType type, const KvLayer& layer, DType kv_type,
+                   const DeviceStep& step);
 // out (tokens, heads * v_dim) in double precision, by definition.
 void attention_reference(double* out, DType type, DType kv_type, const AttentionShape& shape, const DeviceStep& step,
                          const AttentionArgs& args);

@@ -43,18 +43,9 @@ Outcome run(const Case& c, const Queue& queue, uint32_t seed) {
   const AttentionShape& shape = c.shape;
 
   // A page as the engine has it: keys, values, and something of other layers.
-  const int64_t k_size = int64_t{shape.kv_heads} * c.step.page_tokens * shape.head_dim;
-  const int64_t v_size = int64_t{shape.kv_heads} * c.step.page_tokens * shape.v_dim, page_stride = 128 + k_size + v_size;
-  DeviceArray<uint8_t> pool(pages * page_stride * size_of(c.kv_type));
-  KvLayer layer{.k = pool.get() + 64 * size_of(c.kv_type),
-                .v = pool.get() + (64 + k_size) * size_of(c.kv_type),
-                .page_stride = page_stride,
-                .k_head_stride = c.step.page_tokens * shape.head_dim,
-                .v_head_stride = c.step.page_tokens * shape.v_dim,
-                .page_tokens = c.step.page_tokens,
-                .kv_heads = shape.kv_heads,
-                .head_dim = shape.head_dim,
-                .v_dim = shape.v_dim};
+  const PageBytes other{.before = 128, .rest = 256};
+  DeviceArray<uint8_t> pool(pages * page_bytes_of(shape, c.kv_type, c.step.page_tokens, other));
+  const KvLayer layer = layer_in(pool.get(), shape, c.kv_type, c.step.page_tokens, other);
   fill_pages(layer, c.kv_type, made.device, seed);
 
   const int tokens = made.device.tokens;
@@ -76,9 +67,9 @@ Outcome run(const Case& c, const Queue& queue, uint32_t seed) {
                      .sinks = c.features.sinks ? sinks.get() : nullptr,
                      .layer = layer};
   const int64_t k_stride = shape.kv_heads * shape.head_dim + 8, v_stride = shape.kv_heads * shape.v_dim + 16;
-  DeviceArray<uint8_t> k(tokens * k_stride * size_of(c.kv_type)), v(tokens * v_stride * size_of(c.kv_type));
-  if (c.own_keys) {
-    copy_own_keys(k.get(), v.get(), k_stride, v_stride, layer, c.kv_type, made.device);
+  DeviceArray<uint8_t> k(tokens * k_stride * size_of(c.type)), v(tokens * v_stride * size_of(c.type));
+  if (c.own_keys || is_code(c.kv_type)) {
+    copy_own_keys(k.get(), v.get(), k_stride, v_stride, c.type, layer, c.kv_type, made.device);
     args.k = k.get(), args.v = v.get(), args.k_stride = k_stride, args.v_stride = v_stride;
   }
   DeviceArray<double> want(static_cast<size_t>(tokens) * shape.heads * shape.v_dim);
@@ -213,21 +204,31 @@ int check_attention(bool few) {
       }
     }
   };
+  constexpr int head_dims[] = {64, 80, 96, 112, 128, 160, 192, 256};
   const int groups[] = {4, 1, 7, 16, 8, 2, 20, 3};
   int turn = 0;
   for (const DType type : {DType::bf16, DType::f16})
-    for (const int head_dim : {64, 80, 96, 112, 128, 160, 192, 256})
+    for (const int head_dim : head_dims)
       for (const Features& f : features) {
         if (few && (type == DType::f16 || (head_dim != 80 && head_dim != 128))) continue;
         const int group = groups[turn++ % 8], kv_heads = group > 8 ? 1 : 2;
         check({.shape = {group * kv_heads, kv_heads, head_dim, head_dim}, .type = type, .kv_type = type}, f);
       }
+  for (const DType kv_type : {DType::i8, DType::f8_e4m3, DType::f8_e5m2})
+    for (const int head_dim : head_dims)
+      for (const Features& f : features) {
+        if (few && head_dim != 80 && head_dim != 128) continue;
+        const int group = groups[turn++ % 8], kv_heads = group > 8 ? 1 : 2;
+        const DType type = turn % 3 == 0 ? DType::f16 : DType::bf16;
+        check({.shape = {group * kv_heads, kv_heads, head_dim, head_dim}, .type = type, .kv_type = kv_type}, f);
+      }
   // What the generic kernel takes.
-  const std::tuple<DType, DType, int, int> generic[] = {{DType::f32, DType::f32, 64, 64},    {DType::f32, DType::f16, 128, 128},
-                                                        {DType::f32, DType::bf16, 80, 80},   {DType::bf16, DType::f32, 96, 96},
-                                                        {DType::f16, DType::f32, 64, 64},    {DType::bf16, DType::f16, 128, 128},
-                                                        {DType::f16, DType::bf16, 256, 256}, {DType::bf16, DType::bf16, 192, 128},
-                                                        {DType::f16, DType::f16, 72, 72},    {DType::bf16, DType::bf16, 576, 512}};
+  const std::tuple<DType, DType, int, int> generic[] = {
+      {DType::f32, DType::f32, 64, 64},      {DType::f32, DType::f16, 128, 128},   {DType::f32, DType::bf16, 80, 80},
+      {DType::bf16, DType::f32, 96, 96},     {DType::f16, DType::f32, 64, 64},     {DType::bf16, DType::f16, 128, 128},
+      {DType::f16, DType::bf16, 256, 256},   {DType::bf16, DType::bf16, 192, 128}, {DType::f16, DType::f16, 72, 72},
+      {DType::bf16, DType::bf16, 576, 512},  {DType::f32, DType::i8, 64, 64},      {DType::f16, DType::f8_e4m3, 40, 72},
+      {DType::f32, DType::f8_e5m2, 128, 128}};
   for (const auto& [type, kv_type, head_dim, v_dim] : generic)
     for (const Features& f : features) {
       if (few && head_dim != 64) continue;

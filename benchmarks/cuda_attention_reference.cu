@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "backends/cuda/kv_codes.cuh"
 #include "cuda_attention.h"
 
 namespace maga::cuda {
@@ -24,6 +25,12 @@ __device__ void set(void* to, DType type, int64_t i, float x) {
   }
 }
 
+// Element i of pages; `entry`: where its scale is, if it has one.
+__device__ double get_entry(const void* from, DType type, int64_t i, const uint16_t* scales, int64_t entry) {
+  if (!is_code(type)) return get(from, type, i);
+  return static_cast<double>(code_to_float(type, static_cast<const Code*>(from)[i])) * scale_to_float(scales[entry]);
+}
+
 // Uniform with variance 1, from a hash of the place.
 __device__ float noise(uint64_t i, uint32_t seed) {
   uint32_t h = static_cast<uint32_t>(i) * 0x9E3779B1u ^ static_cast<uint32_t>(i >> 32) * 0xC2B2AE3Du ^ seed * 0x85EBCA77u;
@@ -42,13 +49,21 @@ __global__ void fill_pages_kernel(KvLayer layer, DType type, DeviceStep step, ui
   const int64_t count = static_cast<int64_t>(step.kv_length[sequence]) * layer.kv_heads * width;
   for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {
     const int column = i % width, head = i / width % layer.kv_heads, key = i / width / layer.kv_heads;
-    const int64_t page = step.pages[step.page_start[sequence] + key / layer.page_tokens] * layer.page_stride;
+    const int64_t id = step.pages[step.page_start[sequence] + key / layer.page_tokens], page = id * layer.page_stride;
     const int in_page = key % layer.page_tokens;
+    const bool is_k = column < layer.head_dim;
+    const int64_t to = is_k ? page + head * layer.k_head_stride + in_page * layer.head_dim + column
+                            : page + head * layer.v_head_stride + in_page * layer.v_dim + column - layer.head_dim;
     const float x = noise(i, seed + sequence);
-    if (column < layer.head_dim)
-      set(layer.k, type, page + head * layer.k_head_stride + in_page * layer.head_dim + column, x);
-    else
-      set(layer.v, type, page + head * layer.v_head_stride + in_page * layer.v_dim + column - layer.head_dim, x);
+    if (!is_code(type)) {
+      set(is_k ? layer.k : layer.v, type, to, x);
+      continue;
+    }
+    // Codes of the whole range; sizes that differ from key to key.
+    static_cast<Code*>(is_k ? layer.k : layer.v)[to].bits = float_to_code(type, x * largest_code(type) / 1.7321f);
+    const float size = exp2f(noise(i - column, seed + sequence + (is_k ? 77 : 99)));
+    (is_k ? layer.k_scales : layer.v_scales)[id * layer.scale_stride + head * layer.page_tokens + in_page] =
+        __bfloat16_as_ushort(__float2bfloat16(size * 1.7321f / largest_code(type)));
   }
 }
 
@@ -66,7 +81,9 @@ __global__ void attention_reference_kernel(double* out, DType type, DType kv_typ
   const int tokens = step.sequence_start[sequence + 1] - first, length = step.kv_length[sequence], before = length - tokens;
   const int index = before + token - first;
   const KvLayer& layer = args.layer;
-  const auto page = [&](int key) { return step.pages[step.page_start[sequence] + key / layer.page_tokens] * layer.page_stride; };
+  const auto id = [&](int key) -> int64_t { return step.pages[step.page_start[sequence] + key / layer.page_tokens]; };
+  const auto page = [&](int key) { return id(key) * layer.page_stride; };
+  const auto entry = [&](int key) { return id(key) * layer.scale_stride + kv_head * layer.page_tokens + key % layer.page_tokens; };
   for (int key = threadIdx.x; key < length; key += blockDim.x) {
     bool seen = key <= index;
     if (step.tree_mask != nullptr && tokens <= 64 && key >= before) seen = step.tree_mask[token] >> (key - before) & 1;
@@ -74,7 +91,8 @@ __global__ void attention_reference_kernel(double* out, DType type, DType kv_typ
     double dot = 0;
     const int64_t k = page(key) + kv_head * layer.k_head_stride + key % layer.page_tokens * shape.head_dim;
     for (int i = 0; i < shape.head_dim; ++i)
-      dot += get(args.q, type, token * args.q_stride + head * shape.head_dim + i) * get(layer.k, kv_type, k + i);
+      dot += get(args.q, type, token * args.q_stride + head * shape.head_dim + i) *
+             get_entry(layer.k, kv_type, k + i, layer.k_scales, entry(key));
     dot *= args.scale;
     if (args.soft_cap > 0) dot = args.soft_cap * tanh(dot / args.soft_cap);
     if (args.alibi_slopes != nullptr) dot += static_cast<double>(args.alibi_slopes[head]) * (key - index);
@@ -92,26 +110,54 @@ __global__ void attention_reference_kernel(double* out, DType type, DType kv_typ
     for (int key = 0; key < length; ++key)
       if (score[key] != -INFINITY)
         x += exp(score[key] - most) *
-             get(layer.v, kv_type, page(key) + kv_head * layer.v_head_stride + key % layer.page_tokens * shape.v_dim + i);
+             get_entry(layer.v, kv_type, page(key) + kv_head * layer.v_head_stride + key % layer.page_tokens * shape.v_dim + i,
+                       layer.v_scales, entry(key));
     row[i] = x / sum;
   }
 }
 
-__global__ void copy_own_keys_kernel(void* k, void* v, int64_t k_stride, int64_t v_stride, KvLayer layer, DType type,
+__global__ void copy_own_keys_kernel(void* k, void* v, int64_t k_stride, int64_t v_stride, DType type, KvLayer layer, DType kv_type,
                                      DeviceStep step) {
   const int token = blockIdx.x;
   const int64_t slot = step.slots[token];
   if (slot < 0) return;
-  const int64_t page = slot / layer.page_tokens * layer.page_stride, in_page = slot % layer.page_tokens;
-  const auto copy = [&](void* to, int64_t stride, const void* from, int64_t head_stride, int width) {
+  const int64_t id = slot / layer.page_tokens, page = id * layer.page_stride, in_page = slot % layer.page_tokens;
+  const auto copy = [&](void* to, int64_t stride, const void* from, int64_t head_stride, int width, const uint16_t* scales) {
     for (int i = threadIdx.x; i < layer.kv_heads * width; i += blockDim.x)
-      set(to, type, token * stride + i, get(from, type, page + i / width * head_stride + in_page * width + i % width));
+      set(to, type, token * stride + i,
+          get_entry(from, kv_type, page + i / width * head_stride + in_page * width + i % width, scales,
+                    id * layer.scale_stride + i / width * layer.page_tokens + in_page));
   };
-  copy(k, k_stride, layer.k, layer.k_head_stride, layer.head_dim);
-  copy(v, v_stride, layer.v, layer.v_head_stride, layer.v_dim);
+  copy(k, k_stride, layer.k, layer.k_head_stride, layer.head_dim, layer.k_scales);
+  copy(v, v_stride, layer.v, layer.v_head_stride, layer.v_dim, layer.v_scales);
 }
 
 }  // namespace
+
+int64_t page_bytes_of(const AttentionShape& shape, DType kv_type, int page_tokens, PageBytes other) {
+  const CacheLayer layer{shape.kv_heads, shape.head_dim, shape.v_dim};
+  return other.before + layer.entry_bytes(kv_type) * page_tokens + other.rest;
+}
+
+KvLayer layer_in(void* pool, const AttentionShape& shape, DType kv_type, int page_tokens, PageBytes other) {
+  const int64_t size = size_of(kv_type), entries = int64_t{shape.kv_heads} * page_tokens;
+  const int64_t page_bytes = page_bytes_of(shape, kv_type, page_tokens, other);
+  uint8_t* const k = static_cast<uint8_t*>(pool) + other.before;
+  uint8_t* const v = k + entries * shape.head_dim * size;
+  auto* scales = is_code(kv_type) ? reinterpret_cast<uint16_t*>(v + entries * shape.v_dim) : nullptr;
+  return {.k = k,
+          .v = v,
+          .page_stride = page_bytes / size,
+          .k_head_stride = int64_t{page_tokens} * shape.head_dim,
+          .v_head_stride = int64_t{page_tokens} * shape.v_dim,
+          .page_tokens = page_tokens,
+          .kv_heads = shape.kv_heads,
+          .head_dim = shape.head_dim,
+          .v_dim = shape.v_dim,
+          .k_scales = scales,
+          .v_scales = scales ? scales + entries : nullptr,
+          .scale_stride = page_bytes / 2};
+}
 
 void fill_random(void* to, DType type, size_t count, uint32_t seed) {
   fill_random_kernel<<<1024, 256>>>(to, type, count, seed);
@@ -123,8 +169,9 @@ void fill_pages(const KvLayer& layer, DType type, const DeviceStep& step, uint32
   MAGA_CUDA(cudaGetLastError());
 }
 
-void copy_own_keys(void* k, void* v, int64_t k_stride, int64_t v_stride, const KvLayer& layer, DType type, const DeviceStep& step) {
-  copy_own_keys_kernel<<<step.tokens, 128>>>(k, v, k_stride, v_stride, layer, type, step);
+void copy_own_keys(void* k, void* v, int64_t k_stride, int64_t v_stride, DType type, const KvLayer& layer, DType kv_type,
+                   const DeviceStep& step) {
+  copy_own_keys_kernel<<<step.tokens, 128>>>(k, v, k_stride, v_stride, type, layer, kv_type, step);
   MAGA_CUDA(cudaGetLastError());
 }
 

@@ -47,12 +47,11 @@ double replay(cudaStream_t stream, int count, const std::function<void(int)>& wo
 
 enum class Way { own, fa3, fa3_own_keys };  // own: the kernels of attention_mma
 
-Times time_step(const Model& model, const StepSizes& shape, Pool& pool, Way way, bool captured, const Queue& queue) {
-  const int page_tokens = shape.page_tokens;
-  const int64_t half = int64_t{model.kv_heads} * page_tokens * model.head_dim, page_stride = 2 * half;
-  const int64_t pool_pages = pool.bytes.bytes() / (page_stride * 2);
+Times time_step(const Model& model, const StepSizes& shape, DType kv_type, Pool& pool, Way way, bool captured, const Queue& queue) {
+  const AttentionShape form{model.heads, model.kv_heads, model.head_dim, model.head_dim, 0, way == Way::own};
+  const int64_t page_bytes = page_bytes_of(form, kv_type, shape.page_tokens, {}), pool_pages = pool.bytes.bytes() / page_bytes;
   int64_t pages = 0;
-  for (const SequenceSize& s : shape.sequences) pages += (s.kv_length + page_tokens - 1) / page_tokens;
+  for (const SequenceSize& s : shape.sequences) pages += (s.kv_length + shape.page_tokens - 1) / shape.page_tokens;
   const bool decode = shape.sequences[0].tokens == 1;
   const int sets = decode ? static_cast<int>(std::clamp<int64_t>(pool_pages / pages, 1, 16)) : 1;
   std::mt19937 random(3);
@@ -67,23 +66,14 @@ Times time_step(const Model& model, const StepSizes& shape, Pool& pool, Way way,
                      .out = out.get(),
                      .out_stride = width,
                      .scale = 1.f / std::sqrt(static_cast<float>(model.head_dim)),
-                     .layer = {.k = pool.bytes.get(),
-                               .v = pool.bytes.get() + half * 2,
-                               .page_stride = page_stride,
-                               .k_head_stride = page_tokens * model.head_dim,
-                               .v_head_stride = page_tokens * model.head_dim,
-                               .page_tokens = page_tokens,
-                               .kv_heads = model.kv_heads,
-                               .head_dim = model.head_dim,
-                               .v_dim = model.head_dim}};
+                     .layer = layer_in(pool.bytes.get(), form, kv_type, shape.page_tokens, {})};
   const int64_t kv_width = int64_t{model.kv_heads} * model.head_dim;
   DeviceArray<uint8_t> k(made.device.tokens * kv_width * 2), v(made.device.tokens * kv_width * 2);
   if (way == Way::fa3_own_keys) {
-    copy_own_keys(k.get(), v.get(), kv_width, kv_width, args.layer, DType::bf16, made.device);
+    copy_own_keys(k.get(), v.get(), kv_width, kv_width, DType::bf16, args.layer, kv_type, made.device);
     args.k = k.get(), args.v = v.get(), args.k_stride = args.v_stride = kv_width;
   }
-  AttentionPlan plan({model.heads, model.kv_heads, model.head_dim, model.head_dim, 0, way == Way::own}, DType::bf16, DType::bf16,
-                     page_tokens, made.device.tokens, made.device.sequences, pool_pages);
+  AttentionPlan plan(form, DType::bf16, kv_type, shape.page_tokens, made.device.tokens, made.device.sequences, pool_pages);
   std::vector<DeviceStep> steps;
   for (int i = 0; i < sets; ++i) {
     steps.push_back(made.device);
@@ -108,13 +98,20 @@ void time_attention() {
   Pool pool(size_t{9} << 30);
 
   const Model llama{"32/8 x 128", 32, 8, 128};
-  std::printf("%-14s %-26s %10s %10s %8s\n", "heads", "decode", "us", "of 4.5TB/s", "plan us");
+  const DType kv_types[] = {DType::bf16, DType::i8, DType::f8_e4m3, DType::f8_e5m2};
+  std::printf("%-14s %-26s %8s", "heads", "decode, us (of 4.5 TB/s)", "plan us");
+  for (const DType type : kv_types) std::printf(" %16s", std::string(name_of(type)).c_str());
+  std::printf("\n");
   const auto decode = [&](const Model& model, const char* name, const std::vector<SequenceSize>& sequences) {
     double keys = 0;
     for (const SequenceSize& s : sequences) keys += s.kv_length;
-    const Times t = time_step(model, {.sequences = sequences}, pool, Way::fa3, true, queue);
-    std::printf("%-14s %-26s %10.1f %10.2f %8.1f\n", model.name, name, t.run,
-                keys * model.kv_heads * model.head_dim * 4 / (t.run * 1e-6) / kBandwidth, t.plan);
+    const CacheLayer layer{model.kv_heads, model.head_dim, model.head_dim};
+    for (const DType type : kv_types) {
+      const Times t = time_step(model, {.sequences = sequences}, type, pool, Way::fa3, true, queue);
+      if (type == DType::bf16) std::printf("%-14s %-26s %8.1f", model.name, name, t.plan);
+      std::printf(" %10.1f (%.2f)", t.run, keys * static_cast<double>(layer.entry_bytes(type)) / (t.run * 1e-6) / kBandwidth);
+    }
+    std::printf("\n");
   };
   for (const int batch : {1, 8, 64, 256})
     for (const int context : {256, 2048, 8192})
@@ -132,15 +129,16 @@ void time_attention() {
   decode({"16/8 x 256", 16, 8, 256}, "batch 32, 2048", std::vector(32, SequenceSize{1, 2048}));
   decode({"32/2 x 80", 32, 2, 80}, "batch 64, 2048", std::vector(64, SequenceSize{1, 2048}));
 
-  std::printf("%-14s %-26s %10s %10s %10s %10s %12s %10s\n", "heads", "prefill", "own us", "TFLOP/s", "fa3 us", "TFLOP/s",
-              "own keys us", "TFLOP/s");
+  std::printf("%-14s %-26s %10s %10s %10s %10s %12s %10s %10s %10s\n", "heads", "prefill", "own us", "TFLOP/s", "fa3 us", "TFLOP/s",
+              "own keys us", "TFLOP/s", "int8 us", "TFLOP/s");
   const auto prefill = [&](const Model& model, const char* name, const std::vector<SequenceSize>& sequences) {
     double pairs = 0;
     for (const SequenceSize& s : sequences) pairs += s.tokens * (s.kv_length - s.tokens + (s.tokens + 1) / 2.0);
     const double flop = 4 * pairs * model.heads * model.head_dim;
     std::printf("%-14s %-26s", model.name, name);
-    for (const Way way : {Way::own, Way::fa3, Way::fa3_own_keys}) {
-      const double us = time_step(model, {.sequences = sequences}, pool, way, false, queue).run;
+    for (const auto& [way, type] :
+         {std::pair{Way::own, DType::bf16}, {Way::fa3, DType::bf16}, {Way::fa3_own_keys, DType::bf16}, {Way::own, DType::i8}}) {
+      const double us = time_step(model, {.sequences = sequences}, type, pool, way, false, queue).run;
       std::printf(" %10.1f %10.0f", us, flop / us * 1e-6);
     }
     std::printf("\n");

@@ -1,4 +1,5 @@
 // Every row kernel against plain loops in double precision: all types, odd widths, strides and offsets, in place.
+#include "core/codes.h"
 #include "cuda_rows.h"
 
 namespace maga::bench {
@@ -318,10 +319,13 @@ void check_prepare(Report& report, DType type, DType kv_type, int rows, const He
   std::vector<int64_t> slots = {3, 19, -1, 0, 7, 12, 5};
   for (int r = static_cast<int>(slots.size()); r < rows; ++r) slots.push_back(r > 19 ? r : -1);
   const Buffer p(partial), b = typed(type, bias), t(turns), qw = typed(type, qn), kw = typed(type, kn), s(slots);
-  const int64_t page_stride = int64_t{page_tokens} * h.kv_heads * (h.head_dim + h.v_dim);
+  const int64_t entries = int64_t{page_tokens} * h.kv_heads;
+  const bool codes = is_code(kv_type);
+  const int64_t page_stride = entries * (h.head_dim + h.v_dim + (codes ? 4 : 0));
   std::vector<uint8_t> poison(pages_there * page_stride * size_of(kv_type), kPoison);
   const Buffer pages(poison);
   uint8_t* const pool = pages.get<uint8_t>();
+  auto* const scales = reinterpret_cast<uint16_t*>(pool + entries * (h.head_dim + h.v_dim));
   auto columns = [&](int first) {
     Matrix m = qkv.matrix();
     m.data = static_cast<uint8_t*>(m.data) + first * size_of(type);
@@ -341,22 +345,30 @@ void check_prepare(Report& report, DType type, DType kv_type, int rows, const He
                    .interleaved = h.interleaved,
                    .turns = half > 0 ? t.get<float2>() : nullptr,
                    .layer = {.k = pool,
-                             .v = pool + int64_t{page_tokens} * h.kv_heads * h.head_dim * size_of(kv_type),
+                             .v = pool + entries * h.head_dim * size_of(kv_type),
                              .page_stride = page_stride,
                              .k_head_stride = int64_t{page_tokens} * h.head_dim,
                              .v_head_stride = int64_t{page_tokens} * h.v_dim,
                              .page_tokens = page_tokens,
                              .kv_heads = h.kv_heads,
                              .head_dim = h.head_dim,
-                             .v_dim = h.v_dim},
+                             .v_dim = h.v_dim,
+                             .k_scales = codes ? scales : nullptr,
+                             .v_scales = codes ? scales + entries : nullptr,
+                             .scale_stride = page_stride / 2},
                    .kv_type = kv_type};
   if (slabs > 0) args.slabs = {p.get<float>(), slabs, b.get()};
   DeviceStep step{.tokens = rows, .slots = s.get<int64_t>()};
   prepare_qkv(kQueue, type, step, args);
 
   bool right = qkv.read() & (slabs == 0 || q_out.read());
-  std::vector<float> stored = decode(kv_type, pages.download<uint8_t>());
-  const float untouched = std::nanf("");
+  std::vector<uint8_t> stored = pages.download<uint8_t>();
+  // What lies at a place, which is poison again afterwards.
+  const auto take = [&](int64_t element, int64_t size) {
+    const std::vector<uint8_t> bytes(stored.begin() + element * size, stored.begin() + (element + 1) * size);
+    std::fill_n(stored.begin() + element * size, size, kPoison);
+    return bytes;
+  };
   int64_t written = 0;
   auto near = [&](float got, double expected, double magnitude, DType last) {
     const double allowed = (5.1 * half_ulp(type) + 1.1 * half_ulp(last)) * magnitude + 1e-5;
@@ -382,7 +394,13 @@ void check_prepare(Report& report, DType type, DType kv_type, int rows, const He
         const std::vector<double> z = normed(y, 1, n, n, NormKind::rms, is_q ? qn : kn, {}, args.eps, args.weight_offset);
         for (int i = 0; i < n; ++i) y[i] = round_to(type, z[i]);
       }
-      const int64_t slot = slots[r];
+      const int64_t slot = slots[r], in_page = is_q || slot < 0 ? 0 : (int64_t{kv_head} * page_tokens + slot % page_tokens);
+      float scale = 0;
+      double most = 0;
+      if (codes && !is_q && slot >= 0)
+        scale = decode(DType::bf16, take(slot / page_tokens * page_stride / 2 + entries * (h.head_dim + h.v_dim) / 2 +
+                                             (is_v ? entries : 0) + in_page,
+                                         2))[0];
       for (int i = 0; i < n; ++i) {
         double expected = y[i], magnitude = std::abs(expected);
         if (!is_v && i < h.rotary_dim) {
@@ -395,17 +413,30 @@ void check_prepare(Report& report, DType type, DType kv_type, int rows, const He
         if (is_q) {
           right &= near(slabs > 0 ? q_out.at(r, first + i) : qkv.at(r, first + i), expected, magnitude, type);
         } else if (slot >= 0) {
-          const int64_t at = slot / page_tokens * page_stride + (is_v ? int64_t{page_tokens} * h.kv_heads * h.head_dim : 0) +
-                             (int64_t{kv_head} * page_tokens + slot % page_tokens) * n + i;
-          right &= near(stored[at], expected, magnitude, kv_type);
-          stored[at] = untouched;
+          const int64_t at = slot / page_tokens * page_stride + (is_v ? entries * h.head_dim : 0) + in_page * n + i;
+          const std::vector<uint8_t> bytes = take(at, size_of(kv_type));
+          if (codes) {
+            const float code = kv_type == DType::i8        ? static_cast<float>(bytes[0] - 128)
+                               : kv_type == DType::f8_e4m3 ? e4m3_to_float(bytes[0])
+                                                           : e5m2_to_float(bytes[0]);
+            const double step = kv_type == DType::i8        ? 0.5
+                                : kv_type == DType::f8_e4m3 ? std::max(std::abs(code) / 16, 0x1p-10f)
+                                                            : std::max(std::abs(code) / 8, 0x1p-17f);
+            right &= std::abs(code * scale - expected) <= 1.01 * step * scale + 5.1 * half_ulp(type) * magnitude + 1e-5;
+            right &= std::abs(code) <= largest_code(kv_type);
+            most = std::max(most, std::abs(expected));
+          } else {
+            right &= near(decode(kv_type, bytes)[0], expected, magnitude, kv_type);
+          }
           ++written;
         }
         if (!is_q && slabs == 0) right &= qkv.at(r, first + i) == before[r * width + first + i];  // k and v as they were
       }
+      // The least scale that will do, but for the rounding of what it is made of.
+      if (codes && !is_q && slot >= 0) right &= std::abs(scale * largest_code(kv_type) / most - 1) < 0.03;
     }
   }
-  right &= std::all_of(stored.begin(), stored.end(), [](float v) { return std::isnan(v); });
+  right &= std::all_of(stored.begin(), stored.end(), [](uint8_t byte) { return byte == kPoison; });
   report.expect(right && written > 0, checker.name + " " + std::string(name_of(type)));
 }
 
@@ -499,7 +530,7 @@ void check_rows(Report& report, bool small) {
           check_each(report, type, rows, width, place, random);
         }
       for (const int group : {1, 8, 20, 64, 128, 300, 512}) check_norm(report, type, 3, group * 5, group, 0, place, random);
-      for (const DType kv : kTypes)
+      for (const DType kv : {DType::f32, DType::f16, DType::bf16, DType::i8, DType::f8_e4m3, DType::f8_e5m2})
         for (const int slabs : {0, 1, 8})
           for (const Heads& heads :
                {Heads{8, 2, 128, 128, 128, false, true}, Heads{4, 4, 64, 64, 32, false, false},

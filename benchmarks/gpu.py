@@ -1,7 +1,7 @@
 """Speed of the engine on a GPU with random weights of a known shape, each figure beside the card's limit and vLLM's recorded one.
 
     python benchmarks/gpu.py [--shape llama-3-8b] [--decode 1,8,64,256] [--prefill 1x1024,1x8192,8x2048]
-                             [--requests 1000 --in 512 --out 256] [--step-profile]
+                             [--requests 1000 --in 512 --out 256] [--quantization fp8] [--step-profile]
 
 Everything goes through the whole engine (submit, schedule, run, choose, poll), greedy, without end-of-text tokens, prefix cache
 off. Prompts are random ids, new ones every round; the median round counts. Needs numpy only.
@@ -17,19 +17,21 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import gpu_recorded as recorded
 import numpy as np
 from maga_transformer import _core
 from maga_transformer.checkpoint import open_checkpoint
 from maga_transformer.device import compute_dtype, cuda_backend, find_device
+from maga_transformer.kv_cache import KV_DTYPES
 from maga_transformer.loader import load_weights
 from maga_transformer.models import build_program
 
 SHAPES = pathlib.Path(__file__).parent / "shapes"
-BANDWIDTH, FLOPS = 4.51e12, 750e12  # bytes and bf16 operations a second that one H200 reaches (measured: reads, cuBLASLt)
+# Bytes, and bf16 and fp8 operations, a second that one H200 reaches (measured: reads, cuBLASLt).
+BANDWIDTH, FLOPS, FP8_FLOPS = 4.51e12, 750e12, 1384e12
 DECODE_CONTEXT, DECODE_STEPS = 128, 256
-ELEMENT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 
 
 @dataclass
@@ -57,8 +59,10 @@ class Model:
             backend = cuda_backend(device, self.kv_dtype, args.gpu_memory_utilization)
         else:
             backend, self.kv_dtype = _core.cpu_backend(), "fp16"
+        if args.kv_cache_dtype != "auto":
+            self.kv_dtype = args.kv_cache_dtype
         mark("backend")
-        weights = load_weights(backend, self.program, checkpoint)
+        weights = load_weights(backend, self.program, checkpoint, quantization=args.quantization)
         self.weight_bytes = [weight.bytes for weight in weights]
         mark("weights")
         model = backend.load(
@@ -74,6 +78,8 @@ class Model:
         mark("buffers, pages, graphs")
         self.held = held = model.limits.pages * args.block_size
         self.fused = model.program
+        in_fp8 = args.quantization == "fp8"
+        self.flops = [FP8_FLOPS if in_fp8 and self.rounded(op) else FLOPS for op in self.fused.ops]
         weights_gib, buffers_gib = sum(self.weight_bytes) / 2**30, model.buffer_bytes / 2**30
         self.about = (
             f"{backend.describe()}; weights {weights_gib:.2f} GiB, buffers {buffers_gib:.2f} GiB, "
@@ -95,6 +101,10 @@ class Model:
         parts = [f"{part} {end - begin:.1f}" for (_, begin), (part, end) in itertools.pairwise(marks)]
         self.started = f"{marks[-1][1] - marks[0][1]:.1f} s from nothing to ready ({', '.join(parts)})"
         self.random = np.random.default_rng(1)
+
+    def rounded(self, op: dict[str, Any]) -> bool:
+        """Whether --quantization rounds the op's weight."""
+        return op["op"] == "gated_linear" or (op["op"] == "linear" and op["out"][0] != self.fused.logits)
 
     def generate(self, requests: int, tokens_in: int, tokens_out: int) -> Times:
         """`requests` prompts, submitted at once."""
@@ -124,10 +134,12 @@ class Model:
             tokens_per_sequence=tokens,
             context=context,
             logit_rows=sequences,
-            kv_element_bytes=ELEMENT_BYTES[self.kv_dtype],
+            kv_dtype=self.kv_dtype,
             weight_bytes=self.weight_bytes,
         )
-        return sum(max(flops / FLOPS, (weights + kv) / BANDWIDTH) for flops, weights, kv in costs)
+        return sum(
+            max(flops / rate, (weights + kv) / BANDWIDTH) for rate, (flops, weights, kv) in zip(self.flops, costs, strict=True)
+        )
 
 
 @dataclass
@@ -151,9 +163,9 @@ def median(rounds: int, measure: Callable[[], float]) -> float:
 
 def decode(model: Model, batch: int, args: argparse.Namespace, known: recorded.Figures) -> tuple[Figure, str]:
     """All tokens after the first: the time of one-token outputs is taken off. Also where a step's time went."""
-    first = median(args.rounds, lambda: model.generate(batch, DECODE_CONTEXT, 1).whole)
+    first = median(args.rounds, lambda: model.generate(batch, args.context, 1).whole)
     before = model.engine.stats()
-    seconds = median(args.rounds, lambda: model.generate(batch, DECODE_CONTEXT, DECODE_STEPS + 1).whole) - first
+    seconds = median(args.rounds, lambda: model.generate(batch, args.context, DECODE_STEPS + 1).whole) - first
     after = model.engine.stats()
     steps = after["steps"] - before["steps"]
 
@@ -161,7 +173,7 @@ def decode(model: Model, batch: int, args: argparse.Namespace, known: recorded.F
         """Milliseconds a step; those of the prompts' steps are among them."""
         return (after[part + "_seconds"] - before[part + "_seconds"]) / steps * 1e3
 
-    floor = model.floor(batch, 1, DECODE_CONTEXT + DECODE_STEPS // 2)
+    floor = model.floor(batch, 1, args.context + DECODE_STEPS // 2)
     tokens = batch * DECODE_STEPS
     figure = Figure(f"decode, batch {batch}", tokens / seconds, batch / floor, seconds / DECODE_STEPS, known.decode.get(batch))
     host, least = spent("host") + spent("sample"), spent("least")
@@ -231,6 +243,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--load-format", default="dummy", choices=["dummy", "auto"])
     parser.add_argument("--device", default="cuda", help="cuda, cuda:N, or cpu to try the program itself")
     parser.add_argument("--dtype", default="auto", choices=["auto", "bf16", "fp16", "fp32"])
+    parser.add_argument("--quantization", default="", choices=["", "int8", "int4", "fp8"], help="rounds weights while loading")
     parser.add_argument("--decode", default="1,8,64,256", help="batch sizes")
     parser.add_argument("--prefill", default="1x1024,1x8192,8x2048", help="prompts x tokens")
     parser.add_argument("--requests", type=int, default=1000, help="0: leave the throughput run out")
@@ -242,12 +255,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--token-budget", type=int, default=8192)
     parser.add_argument("--block-size", type=int, default=16)
     parser.add_argument("--pages", type=int, default=0, help="0: as many as fit")
+    parser.add_argument("--kv-cache-dtype", default="auto", choices=("auto", *KV_DTYPES), help="auto: the type that is computed in")
+    parser.add_argument("--context", type=int, default=DECODE_CONTEXT, help="tokens that decoding begins with")
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.9)
     args = parser.parse_args()
     args.prompts = [tuple(int(number) for number in text.split("x")) for text in args.prefill.split(",") if text]
-    args.longest = (
-        max([tokens for _, tokens in args.prompts] + [args.tokens_in + args.tokens_out, DECODE_CONTEXT + DECODE_STEPS]) + 1
-    )
+    args.longest = max([tokens for _, tokens in args.prompts] + [args.tokens_in + args.tokens_out, args.context + DECODE_STEPS]) + 1
     return args
 
 
@@ -274,7 +287,8 @@ def main() -> None:
     for row in rows:
         print("  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]))
     print(f"* not run here: {recorded.SOURCE}")
-    print(f"limit: each op at {BANDWIDTH / 1e12} TB/s or {FLOPS / 1e12:.0f} TFLOP/s, weights read once a step")
+    fp8 = f" ({FP8_FLOPS / 1e12:,.0f} in fp8)" if FP8_FLOPS in model.flops else ""
+    print(f"limit: each op at {BANDWIDTH / 1e12} TB/s or {FLOPS / 1e12:.0f} TFLOP/s{fp8}, weights read once a step")
     for host in hosts:
         print(f"ms of a step, {host}")
     if args.step_profile:

@@ -45,7 +45,8 @@ def table() -> Iterator[tuple[str, Builder]]:
     }
     for spans in ("prefill512", "chunk-at-2048", "decode-at-1024", "16-decodes-at-512"):
         yield from attention_cases.attention(64, 9, 3, spans, kv_dtype="fp16")
-        yield from attention_cases.attention(128, 32, 8, spans, kv_dtype="fp16")
+        for kv_dtype in ("fp16", "int8", "fp8_e4m3"):
+            yield from attention_cases.attention(128, 32, 8, spans, kv_dtype=kv_dtype)
     for tokens in (1, 256):
         yield from cases.norm("rms", 4096, 4096, tokens)
         yield from cases.activation("silu", 11008, tokens)
@@ -94,7 +95,7 @@ def seconds_of(executable: _core.Executable, case: Case, budget: float) -> float
     return best_seconds(lambda: executable.run(**case.runs[-1].step), budget)
 
 
-def work(case: Case, weight_bytes: list[float], kv_element_bytes: int) -> tuple[float, float]:
+def work(case: Case, weight_bytes: list[float]) -> tuple[float, float]:
     """FLOPs and bytes of the last step. Sequences of a step are alike in every case here."""
     step = case.runs[-1].step
     sequences = len(step["kv_length"])
@@ -105,7 +106,7 @@ def work(case: Case, weight_bytes: list[float], kv_element_bytes: int) -> tuple[
         tokens_per_sequence=tokens,
         context=step["kv_length"][0] - tokens,
         logit_rows=len(step["logit_rows"]),
-        kv_element_bytes=kv_element_bytes,
+        kv_dtype=case.kv_dtype,
         weight_bytes=weight_bytes,
     )
     return sum(flops for flops, _, _ in costs), sum(weights + kv for _, weights, kv in costs)
@@ -133,7 +134,7 @@ def main() -> None:
         case = build(np.random.default_rng(0))
         executable, weight_bytes = load(backend, case)
         seconds = max(seconds_of(executable, case, args.seconds) - idle, 1e-9)
-        flops, moved = work(case, weight_bytes, 4 if case.kv_dtype == "fp32" else 2)
+        flops, moved = work(case, weight_bytes)
         rows.append((name, seconds, moved / seconds, flops / seconds))
 
     # Measured before and after: another process may have disturbed one of them.

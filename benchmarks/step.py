@@ -39,6 +39,7 @@ def main() -> None:
     weights = load_weights(backend, program, checkpoint)
     length = args.context + args.tokens
     per_sequence = -(-length // PAGE_TOKENS)
+    kv_dtype = "fp32" if args.exact else "fp16"
     model = backend.load(
         program,
         weights,
@@ -47,7 +48,7 @@ def main() -> None:
         logit_rows=args.batch,
         pages=args.batch * per_sequence,
         page_tokens=PAGE_TOKENS,
-        kv_dtype="fp32" if args.exact else "fp16",
+        kv_dtype=kv_dtype,
     )
     rng = np.random.default_rng(1)
     starts = list(range(0, args.batch * args.tokens + 1, args.tokens))
@@ -79,7 +80,7 @@ def main() -> None:
         tokens_per_sequence=args.tokens,
         context=args.context,
         logit_rows=args.batch,
-        kv_element_bytes=4 if args.exact else 2,
+        kv_dtype=kv_dtype,
         weight_bytes=[w.bytes for w in weights],
     )
     for op, (flops, weight_bytes, kv_bytes), own in zip(model.program.ops, costs, spent, strict=True):
