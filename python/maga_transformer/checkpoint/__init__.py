@@ -4,6 +4,7 @@ from pathlib import Path
 
 from maga_transformer.checkpoint.dummy import DummyCheckpoint
 from maga_transformer.checkpoint.gguf import GgufCheckpoint
+from maga_transformer.checkpoint.heads import with_heads
 from maga_transformer.checkpoint.interface import Checkpoint
 from maga_transformer.checkpoint.megatron import open_megatron
 from maga_transformer.checkpoint.megatron_files import find_megatron
@@ -48,14 +49,14 @@ def open_checkpoint(path: str, load_format: str = "auto") -> Checkpoint:
     if any(place.glob("*.safetensors")) or (place / "model.safetensors.index.json").exists():
         found = SafetensorsCheckpoint(str(place))
         # The decoder alone, as models that embed are saved: without the name that it has in a language model.
-        return PrefixedCheckpoint(found, "model.") if "embed_tokens.weight" in found.names() else found
+        return PrefixedCheckpoint(found, "model.") if "embed_tokens.weight" in found.names() else with_heads(found)
     gguf = [file for file in sorted(place.glob("*.gguf")) if not _is_later_split(file.name)]
     if len(gguf) == 1:
         return GgufCheckpoint(str(gguf[0]))
     if gguf:
         raise ValueError(f"{path}: holds {len(gguf)} GGUF models, give one of them: {', '.join(file.name for file in gguf)}")
     if (place / INDEX).exists() or torch_files(str(place)):
-        return TorchCheckpoint(str(place))
+        return with_heads(TorchCheckpoint(str(place)))
     megatron = find_megatron(place)
     if megatron is not None:
         return open_megatron(str(place), megatron)

@@ -18,6 +18,7 @@ from maga_transformer.checkpoint.gguf_layouts import Layout, layout_of
 
 # Computed from the metadata by whoever wrote the file; hugging_face_config reads rope_freqs itself.
 _TABLES = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+_MATRICES = ("token_types", "cls.output")  # that may have one row, whose size quantising a file leaves out
 _SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
 
@@ -133,7 +134,8 @@ def _translate(layout: Layout, sizes: HeadSizes, file: GgufFile, stored: str) ->
     if offset and tensor.dtype not in ("fp32", "fp16"):
         raise ValueError(f"{file.path}: tensor {stored} has the type {tensor.dtype}, expected fp32")
     if base in layout.outside:
-        return {f"{layout.outside[base]}.{kind}": _Part(file, stored, offset=offset)}
+        as_row = base in _MATRICES and kind == "weight" and len(tensor.shape) == 1
+        return {f"{layout.outside[base]}.{kind}": _Part(file, stored, offset=offset, as_row=as_row)}
     match = re.fullmatch(r"blk\.(\d+)\.(\w+)", base)
     if match is None or match[2] not in layout.modules:
         return {stored: _Part(file, stored)}
@@ -157,7 +159,7 @@ def _translate(layout: Layout, sizes: HeadSizes, file: GgufFile, stored: str) ->
         return {f"{name}.{head}.{kind}": _Part(file, stored, head) for head in range(rows)}
     if module.endswith("_exps"):  # of each expert
         return {f"{name.format(expert)}.{kind}": _Part(file, stored, expert) for expert in range(rows)}
-    if name.endswith("_bias"):
+    if name.endswith(("_bias", ".sinks")):
         return {name: _Part(file, stored)}
     if module == "ffn_gate_inp_shexp" and len(tensor.shape) == 1:
         return {f"{name}.{kind}": _Part(file, stored, as_row=True)}

@@ -144,12 +144,15 @@ def hugging_face_config(
     embedding = f"{layout.outside['token_embd']}.weight"
     if embedding in shapes:
         config["vocab_size"] = shapes[embedding][0]
-    config["tie_word_embeddings"] = f"{layout.outside['output']}.weight" not in shapes
+    config["tie_word_embeddings"] = f"{layout.outside.get('output')}.weight" not in shapes
     config |= {key: tensor in shapes for key, tensor in layout.flags.items()}
     rotary = keys.number("rope.dimension_count")
     config["head_dim"] = head_dim = keys.count("attention.key_length", max(1, keys.count("embedding_length") // heads))
     if rotary is not None:
         config["partial_rotary_factor"] = math.nextafter(rotary / head_dim, math.inf)  # so that the product is not rounded down
+    pooling = keys.number("pooling_type")
+    if isinstance(pooling, int) and pooling in _POOLINGS:
+        config["gguf_pooling"] = _POOLINGS[pooling]
     scaling = _rope_scaling(keys, tables)
     if scaling:
         config["rope_scaling"] = scaling
@@ -190,10 +193,51 @@ def _finish(keys: _Keys, config: dict[str, Any], shapes: Mapping[str, tuple[int,
         config["learned_pos_emb"] = "transformer.wpe.weight" in shapes
         if config.get("intermediate_size"):
             config["expansion_ratio"] = config["intermediate_size"] // config["hidden_size"]
+    elif architecture == "gpt-oss":
+        config["intermediate_size"] = keys.count("expert_feed_forward_length")
+        config["rope_scaling"] |= {"truncate": False} if "rope_scaling" in config else {}
+    elif architecture == "deepseek2":
+        _deepseek(keys, config)
+    elif architecture == "bert":
+        _bert(keys, config, shapes)
     elif architecture in _GEMMA_27B_LAYERS:
         wide = keys.number("block_count") == _GEMMA_27B_LAYERS[architecture]
         config["query_pre_attn_scalar"] = config["hidden_size"] // heads if wide else config["head_dim"]
 
+
+def _deepseek(keys: _Keys, config: dict[str, Any]) -> None:
+    """Sizes of heads before their keys are absorbed; older files have no others."""
+    key, value = (keys.count(f"attention.{kind}_length_mla", keys.count(f"attention.{kind}_length")) for kind in ("key", "value"))
+    rotary = keys.count("rope.dimension_count")
+    config |= {"qk_nope_head_dim": key - rotary, "v_head_dim": value}
+    del config["head_dim"], config["partial_rotary_factor"]
+    if keys.number("expert_gating_func") == _SIGMOID:
+        config |= {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
+        config |= {name: config.get(name, 1) for name in ("n_group", "topk_group")}
+    elif config.get("n_group", 1) > 1:
+        config["topk_method"] = "group_limited_greedy"
+    scale = keys.number("rope.scaling.yarn_log_multiplier")
+    if scale and config.get("rope_scaling"):  # of scores; the file's writer takes it for granted that cosines stay as they are
+        config["rope_scaling"] |= {"mscale": 10 * scale, "mscale_all_dim": 10 * scale}
+
+
+def _bert(keys: _Keys, config: dict[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """RoBERTa and XLM-R too: the converter cut off the rows of positions that they do not use, and what it calls cls and cls.output
+    are then the layers of their classifier, which compute as BERT's pooler and classifier do."""
+    embeddings = "bert.embeddings"
+    for key, tensor in (
+        ("max_position_embeddings", f"{embeddings}.position_embeddings.weight"),  # files exist whose key counts the cut ones
+        ("type_vocab_size", f"{embeddings}.token_type_embeddings.weight"),
+        ("num_labels", "classifier.weight"),
+    ):
+        if tensor in shapes:
+            config[key] = shapes[tensor][0]
+    if "classifier.weight" in shapes:
+        config["architectures"] = ["BertForSequenceClassification"]
+
+
+_POOLINGS = {1: "mean", 2: "cls", 3: "lasttoken"}  # pooling_type; 0 leaves it to whoever runs the model, 4 is a classifier's
+_SIGMOID = 2  # expert_gating_func
 
 # Sizes by which llama.cpp itself tells these models apart: no key does.
 _BAICHUAN_13B_LAYERS = 40

@@ -71,6 +71,25 @@ _EXPERT_KEYS = {
     "moe_intermediate_size": "expert_feed_forward_length",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
 }
+_DEEPSEEK_EXPERTS = MappingProxyType(
+    {
+        **_EXPERTS,
+        "exp_probs_b": "mlp.gate.e_score_correction_bias",
+        "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+        "ffn_up_shexp": "mlp.shared_experts.up_proj",
+        "ffn_down_shexp": "mlp.shared_experts.down_proj",
+    }
+)
+_DEEPSEEK_EXPERT_KEYS = {
+    **_EXPERT_KEYS,
+    "n_routed_experts": "expert_count",
+    "n_shared_experts": "expert_shared_count",
+    "first_k_dense_replace": "leading_dense_block_count",
+    "norm_topk_prob": "expert_weights_norm",
+    "routed_scaling_factor": "expert_weights_scale",
+    "n_group": "expert_group_count",
+    "topk_group": "expert_group_used_count",
+}
 _SANDWICH = _names(post_attention_norm="post_attention_layernorm", post_ffw_norm="post_feedforward_layernorm")
 _GEMMA_2 = MappingProxyType({**_SANDWICH, "ffn_norm": "pre_feedforward_layernorm"})
 _GPT_2 = _names(
@@ -108,27 +127,45 @@ LAYOUTS: Mapping[str, Layout] = MappingProxyType(
         "glm4moe": _llama(
             "Glm4MoeForCausalLM",
             "glm4_moe",
+            MappingProxyType({**_DEEPSEEK_EXPERTS, "post_attention_norm": "post_attention_layernorm"}),
+            flags={"use_qk_norm": "model.layers.0.self_attn.q_norm.weight"},
+            keys=_DEEPSEEK_EXPERT_KEYS,
+        ),
+        "deepseek2": _llama(
+            "DeepseekV2ForCausalLM",
+            "deepseek_v2",
             MappingProxyType(
                 {
-                    **_EXPERTS,
-                    "post_attention_norm": "post_attention_layernorm",
-                    "exp_probs_b": "mlp.gate.e_score_correction_bias",
-                    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
-                    "ffn_up_shexp": "mlp.shared_experts.up_proj",
-                    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+                    **_DEEPSEEK_EXPERTS,
+                    "attn_q_a": "self_attn.q_a_proj",
+                    "attn_q_a_norm": "self_attn.q_a_layernorm",
+                    "attn_q_b": "self_attn.q_b_proj",
+                    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+                    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+                    "attn_kv_b": "self_attn.kv_b_proj",
+                    "attn_k_b": "self_attn.k_b_proj",  # kv_b_proj's rows of each head, (heads, latent, nope)
+                    "attn_v_b": "self_attn.v_b_proj",  # (heads, v_dim, latent)
                 }
             ),
-            flags={"use_qk_norm": "model.layers.0.self_attn.q_norm.weight"},
             keys={
-                **_EXPERT_KEYS,
-                "n_routed_experts": "expert_count",
-                "n_shared_experts": "expert_shared_count",
-                "first_k_dense_replace": "leading_dense_block_count",
-                "norm_topk_prob": "expert_weights_norm",
-                "routed_scaling_factor": "expert_weights_scale",
-                "n_group": "expert_group_count",
-                "topk_group": "expert_group_used_count",
+                **_DEEPSEEK_EXPERT_KEYS,
+                "q_lora_rank": "attention.q_lora_rank",
+                "kv_lora_rank": "attention.kv_lora_rank",
+                "qk_rope_head_dim": "rope.dimension_count",
             },
+        ),
+        "gpt-oss": _llama(
+            "GptOssForCausalLM",
+            "gpt_oss",
+            _names(
+                attn_sinks="self_attn.sinks",
+                post_attention_norm="post_attention_layernorm",
+                ffn_gate_inp="mlp.router",
+                ffn_gate_exps="mlp.experts.{}.gate_proj",
+                ffn_up_exps="mlp.experts.{}.up_proj",
+                ffn_down_exps="mlp.experts.{}.down_proj",
+            ),
+            keys={**_EXPERT_KEYS, "intermediate_size": "expert_feed_forward_length"},
         ),
         "qwen3": _llama("Qwen3ForCausalLM", "qwen3"),
         "gemma": _llama("GemmaForCausalLM", "gemma", norm_offset=1.0, config={"hidden_act": "gelu_pytorch_tanh"}),
@@ -299,6 +336,34 @@ LAYOUTS: Mapping[str, Layout] = MappingProxyType(
             eps="layer_norm_epsilon",
             config=_GELU,
         ),
+        "bert": Layout(
+            "BertModel",
+            "bert",
+            MappingProxyType(
+                {
+                    "token_embd": "bert.embeddings.word_embeddings",
+                    "token_embd_norm": "bert.embeddings.LayerNorm",
+                    "token_types": "bert.embeddings.token_type_embeddings",
+                    "position_embd": "bert.embeddings.position_embeddings",
+                    "cls": "bert.pooler.dense",
+                    "cls.output": "classifier",
+                }
+            ),
+            "bert.encoder.layer.{}",
+            _names(
+                attn_q="attention.self.query",
+                attn_k="attention.self.key",
+                attn_v="attention.self.value",
+                attn_output="attention.output.dense",
+                attn_output_norm="attention.output.LayerNorm",
+                ffn_up="intermediate.dense",
+                ffn_down="output.dense",
+                layer_output_norm="output.LayerNorm",
+            ),
+            eps="layer_norm_eps",
+            config=_GELU,
+            keys={"is_decoder": "attention.causal"},
+        ),
         "chatglm": Layout(
             "ChatGLMModel",
             "chatglm",
@@ -339,6 +404,9 @@ def layout_of(architecture: str, stored: set[str]) -> Layout | None:
         return GLM
     if architecture == "llama" and "blk.0.ffn_gate_inp.weight" in stored:
         return MIXTRAL
+    if architecture == "bert" and "cls.output.weight" not in stored:  # BERT's own classifier, whose pooler the converter drops
+        bert = LAYOUTS[architecture]
+        return replace(bert, outside=MappingProxyType({**bert.outside, "cls": "classifier"}))
     if architecture == "falcon" and "blk.0.attn_norm_2.weight" in stored:  # 40B: of attention and of the MLP
         falcon = LAYOUTS[architecture]
         return replace(falcon, modules=MappingProxyType({**falcon.modules, "attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"}))

@@ -10,7 +10,9 @@ import numpy.typing as npt
 
 from maga_transformer.checkpoint.interface import Checkpoint
 
-_TEXT = re.compile(r"(.*?)(?:\[#(\d+)\])?(?:\[(transposed|flat)\])?(?:\[(\d+):(\d+)/(\d+)\])?(\[unit\])?(?:\[\*([-+.\de]+)\])?")
+_TEXT = re.compile(
+    r"(.*?)(?:\[#(\d+)\])?(?:\[(transposed|flat)\])?(?:\[(\d+):(\d+)/(\d+)\])?(\[columns\])?(\[unit\])?(?:\[\*([-+.\de]+)\])?"
+)
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class Source:
     begin: int = 0
     end: int = 0
     period: int = 0  # 0: all rows
+    as_columns: bool = False  # the rows become the columns of a matrix; as text: name[columns]
     unit: bool = False  # each row is divided by its Euclidean norm; as text: name[unit]
     factor: float = 1.0  # all values are multiplied by it; as text: name[*factor]
     layout: str = ""  # "transposed", or "flat": a matrix as one vector; as text: name[transposed], before its rows are chosen
@@ -33,16 +36,20 @@ class Source:
         assert match is not None  # the expression takes any text
         begin, end, period = (int(match[group] or 0) for group in (4, 5, 6))
         matrix = None if match[2] is None else int(match[2])
-        return Source(match[1], begin, end, period, match[7] is not None, float(match[8] or 1), match[3] or "", matrix)
+        return Source(
+            match[1], begin, end, period, match[7] is not None, match[8] is not None, float(match[9] or 1), match[3] or "", matrix
+        )
 
     def __str__(self) -> str:
         layout = f"[{self.layout}]" if self.layout else ""
         rows = f"[{self.begin}:{self.end}/{self.period}]" if self.period else ""
         part = ("" if self.matrix is None else f"[#{self.matrix}]") + layout
+        rows += "[columns]" if self.as_columns else ""
         return self.tensor + part + rows + ("[unit]" if self.unit else "") + (f"[*{self.factor!r}]" if self.factor != 1 else "")
 
     def rows_of(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """The rows of a tensor in any row-separable form; a single range stays a view of the mapped file."""
+        """The rows of a tensor in any row-separable form, before they become columns; a single range stays a view of the mapped
+        file."""
         if self.matrix is not None:
             values = values[self.matrix]
         if self.layout:

@@ -16,7 +16,10 @@ INDEX = "pytorch_model.bin.index.json"
 _SINGLE = "pytorch_model.bin"
 _SUFFIXES = (".bin", ".pth", ".pt")
 # What training leaves beside a model.
-_OTHERS = ("adapter_model", "training_args", "optimizer", "scheduler", "scaler", "rng_state", "consolidated.", "common.pt")
+_OTHERS = (
+    "adapter_model", "training_args", "optimizer", "scheduler", "scaler", "rng_state", "consolidated.", "common.pt",
+    "colbert_linear.", "sparse_linear.",
+)  # fmt: skip
 # Under which programs save a state dict together with other things.
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "module")
 

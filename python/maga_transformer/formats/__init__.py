@@ -10,14 +10,15 @@ import numpy.typing as npt
 from maga_transformer.checkpoint.interface import Checkpoint
 from maga_transformer.checkpoint.source import Source
 from maga_transformer.formats.awq import Awq
-from maga_transformer.formats.canonical import Affine, Canonical, Dense, concatenate, scaled, unit_rows
+from maga_transformer.formats.canonical import Affine, Canonical, Dense, Float8, concatenate, scaled, unit_rows
 from maga_transformer.formats.compressed import compressed_tensors
 from maga_transformer.formats.fp8 import Fp8
 from maga_transformer.formats.ggml import FORMATS, affine_from_blocks
 from maga_transformer.formats.gptq import Gptq
+from maga_transformer.formats.mxfp4 import Mxfp4
 from maga_transformer.formats.quantized import Method, QuantizedCheckpoint, quantization_config
 
-__all__ = ["Affine", "Canonical", "Dense", "concatenate", "open_quantized", "read_weight"]
+__all__ = ["Affine", "Canonical", "Dense", "Float8", "concatenate", "open_quantized", "read_weight"]
 
 # quant_method of quantization_config -> its reader.
 _METHODS: dict[str, Callable[[Checkpoint, dict[str, Any]], Method]] = {
@@ -25,6 +26,7 @@ _METHODS: dict[str, Callable[[Checkpoint, dict[str, Any]], Method]] = {
     "awq": Awq,
     "fp8": Fp8,
     "compressed-tensors": compressed_tensors,
+    "mxfp4": Mxfp4,
 }
 
 
@@ -61,6 +63,8 @@ def _read_source(checkpoint: Checkpoint, source: Source) -> Canonical:
 
 
 def _altered(weight: Canonical, source: Source) -> Canonical:
+    if source.as_columns:  # a format's groups lie along rows
+        weight = Dense(weight.values.T, weight.dtype) if isinstance(weight, Dense) else Dense(weight.dequantize().T, "fp32")
     weight = unit_rows(weight) if source.unit else weight
     return weight if source.factor == 1 else scaled(weight, source.factor)
 
@@ -72,11 +76,14 @@ def _rows_of(checkpoint: QuantizedCheckpoint, source: Source) -> Canonical:
         raise ValueError(
             f"{checkpoint.file(name)}: {name} is quantised ({checkpoint.dtype(name)}): it cannot be transposed or cut out"
         )
-    weight = checkpoint.canonical(name)
+    weight = checkpoint.canonical(name, again=source.period > 0)
     if not source.period:
         return weight
     if isinstance(weight, Dense):
         return Dense(source.rows_of(weight.values), weight.dtype)
+    if isinstance(weight, Float8):
+        each = weight.by_row()
+        return replace(each, codes=source.rows_of(each.codes), scale=source.rows_of(each.scale))
     offset = None if weight.offset is None else source.rows_of(weight.offset)
     return replace(weight, codes=source.rows_of(weight.codes), scale=source.rows_of(weight.scale), offset=offset)
 

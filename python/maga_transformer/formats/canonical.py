@@ -46,7 +46,37 @@ class Affine:
         return values.reshape(rows, columns)
 
 
-Canonical = Dense | Affine
+@dataclass(frozen=True)
+class Float8:
+    """values[r, c] = scale[r // high, c // wide] * E4M3[codes[r, c]]"""
+
+    codes: npt.NDArray[np.uint8]  # (rows, columns)
+    block: tuple[int, int]  # (high, wide): rows and columns that share a scale; the last block of either may be part empty
+    scale: npt.NDArray[np.float32]  # (blocks of rows, blocks of columns)
+
+    def dequantize(self) -> npt.NDArray[np.float32]:
+        values = E4M3[self.codes]
+        values *= np.repeat(self.by_row().scale, self.block[1], 1)[:, : self.codes.shape[1]]
+        return values
+
+    def by_row(self) -> Float8:
+        """The same with scales for each row."""
+        scale = np.ascontiguousarray(np.repeat(self.scale, self.block[0], 0)[: len(self.codes)])
+        return Float8(self.codes, (1, self.block[1]), scale)
+
+
+def _e4m3() -> npt.NDArray[np.float32]:
+    """Every code's value: 4 bits of exponent (bias 7), 3 of mantissa, no infinity."""
+    code = np.arange(256)
+    exponent, mantissa = code >> 3 & 15, code & 7
+    size = np.where(exponent == 0, mantissa / 8 * 2.0**-6, (1 + mantissa / 8) * 2.0 ** (exponent - 7.0))
+    size[(code & 127) == 127] = np.nan
+    return np.where(code >= 128, -size, size).astype(np.float32)
+
+
+E4M3 = _e4m3()
+
+Canonical = Dense | Affine | Float8
 
 
 def concatenate(parts: list[Canonical]) -> Canonical:
@@ -58,6 +88,8 @@ def concatenate(parts: list[Canonical]) -> Canonical:
         if any(not isinstance(part, Dense) or part.dtype != first.dtype for part in parts):
             raise ValueError("weights of different formats cannot be stacked")
         return Dense(np.concatenate([part.values for part in parts if isinstance(part, Dense)]), first.dtype)
+    if isinstance(first, Float8):
+        return _concatenate_float8([part for part in parts if isinstance(part, Float8)], len(parts))
     affine = [part for part in parts if isinstance(part, Affine)]
     form = (first.bits, first.group, first.zero, first.offset is None)
     if len(affine) != len(parts) or any((part.bits, part.group, part.zero, part.offset is None) != form for part in affine):
@@ -72,9 +104,21 @@ def concatenate(parts: list[Canonical]) -> Canonical:
     )
 
 
+def _concatenate_float8(parts: list[Float8], count: int) -> Float8:
+    """Parts whose blocks of rows make no grid together (one scale each for different numbers of rows, say) get scales by row."""
+    high, wide = parts[0].block
+    if len(parts) != count or any(part.block[1] != wide for part in parts):
+        raise ValueError("weights of different formats cannot be stacked")
+    if any(part.block[0] != high or len(part.codes) % high for part in parts):
+        parts, high = [part.by_row() for part in parts], 1
+    return Float8(np.concatenate([part.codes for part in parts]), (high, wide), np.concatenate([part.scale for part in parts]))
+
+
 def scaled(weight: Canonical, factor: float) -> Canonical:
     """All values times `factor`, in the same form."""
     times = np.float32(factor)
+    if isinstance(weight, Float8):
+        return replace(weight, scale=weight.scale * times)
     if isinstance(weight, Affine):
         return replace(weight, scale=weight.scale * times, offset=None if weight.offset is None else weight.offset * times)
     return Dense(rounded(weight.dequantize() * times, weight.dtype), weight.dtype)
@@ -82,6 +126,8 @@ def scaled(weight: Canonical, factor: float) -> Canonical:
 
 def unit_rows(weight: Canonical) -> Canonical:
     """Each row divided by its Euclidean norm, or by 1e-12 if that is more (torch's normalize); the form stays the same."""
+    if isinstance(weight, Float8):
+        return replace(weight.by_row(), scale=weight.by_row().scale / _row_norms(weight.dequantize()))
     if isinstance(weight, Affine):
         norms = _row_norms(weight.dequantize())
         return replace(weight, scale=weight.scale / norms, offset=None if weight.offset is None else weight.offset / norms)

@@ -6,14 +6,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from maga_transformer.checkpoint.interface import Checkpoint
-from maga_transformer.formats.canonical import Canonical, Dense, rounded
+from maga_transformer.formats.canonical import Canonical, Float8
 from maga_transformer.formats.quantized import floats, setting, tensor_of
 
 _SCALES = (".weight_scale_inv", ".weight_scale")
-_OTHERS = (".input_scale", ".weight_zero_point", ".output_scale")  # of activations, which stay as they are
+# Of activations. Kernels that round them take the scale from each token's own values, which is more exact than one for all texts.
+_OTHERS = (".input_scale", ".weight_zero_point", ".output_scale")
 
 
 class Fp8:
@@ -39,41 +39,37 @@ class Fp8:
         return rows, columns
 
     def form(self, checkpoint: Checkpoint, module: str) -> str:
-        return "bf16 of fp8"
+        blocks = self._block(checkpoint, module)
+        return "fp8_e4m3" if blocks[1] >= self.shape(checkpoint, module)[1] else f"fp8_e4m3 by {blocks[0]}x{blocks[1]}"
 
     def read(self, checkpoint: Checkpoint, module: str) -> Canonical:
-        """Widened to bf16: e4m3 values fit it, their products with a scale are rounded."""
         rows, columns = self.shape(checkpoint, module)
-        name = next(module + suffix for suffix in _SCALES if module + suffix in checkpoint.names())
-        values = E4M3[checkpoint.tensor(module + ".weight")]
-        values *= self._scale(checkpoint, name, rows, columns)
-        return Dense(rounded(values, "bf16"), "bf16")
+        high, wide = self._block(checkpoint, module)
+        name = self._scale(checkpoint, module)
+        scale = floats(checkpoint, name, (None,) * len(checkpoint.shape(name))).reshape(-(-rows // high), -(-columns // wide))
+        codes = np.asarray(checkpoint.tensor(module + ".weight"))
+        return Float8(codes, (high, wide), np.ascontiguousarray(scale))
 
-    def _scale(self, checkpoint: Checkpoint, name: str, rows: int, columns: int) -> npt.NDArray[np.float32]:
-        """Broadcasts over (rows, columns)."""
+    def _scale(self, checkpoint: Checkpoint, module: str) -> str:
+        return next(module + suffix for suffix in _SCALES if module + suffix in checkpoint.names())
+
+    def _block(self, checkpoint: Checkpoint, module: str) -> tuple[int, int]:
+        """Rows and columns that share a scale, as its shape tells."""
+        rows, columns = self.shape(checkpoint, module)
+        name = self._scale(checkpoint, module)
         shape = checkpoint.shape(name)
         if shape in ((), (1,), (1, 1)):
-            return floats(checkpoint, name, (None,) * len(shape)).reshape(1, 1)
+            return rows, columns
         if shape in ((rows,), (rows, 1)):
-            return floats(checkpoint, name, (None,) * len(shape)).reshape(rows, 1)
+            return 1, columns
         blocks = self._blocks
         if isinstance(blocks, list) and len(blocks) == 2 and all(isinstance(size, int) and size > 0 for size in blocks):
             high, wide = blocks
-            scale = floats(checkpoint, name, (-(-rows // high), -(-columns // wide)))
-            return np.repeat(np.repeat(scale, high, 0)[:rows], wide, 1)[:, :columns]
+            expected = (-(-rows // high), -(-columns // wide))
+            if shape != expected:
+                raise ValueError(f"{checkpoint.file(name)}: tensor {name} has shape {shape}, expected {expected}")
+            return high, wide
         raise ValueError(
             f"{checkpoint.file(name)}: tensor {name} has shape {shape} for a weight of ({rows}, {columns}) "
             f"and weight_block_size {blocks}"
         )
-
-
-def _e4m3() -> npt.NDArray[np.float32]:
-    """Every code's value: 4 bits of exponent (bias 7), 3 of mantissa, no infinity."""
-    code = np.arange(256)
-    exponent, mantissa = code >> 3 & 15, code & 7
-    size = np.where(exponent == 0, mantissa / 8 * 2.0**-6, (1 + mantissa / 8) * 2.0 ** (exponent - 7.0))
-    size[(code & 127) == 127] = np.nan
-    return np.where(code >= 128, -size, size).astype(np.float32)
-
-
-E4M3 = _e4m3()

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from maga_transformer.formats import mxfp4
 from maga_transformer.formats.canonical import Affine
 
 Bytes = npt.NDArray[np.uint8]
@@ -125,6 +126,30 @@ def _decode_q6_k(blocks: Bytes, codes: Bytes) -> tuple[Floats, Floats | None]:
     return _half(blocks, 208) * levels, None
 
 
+# The 16 levels of IQ4 blocks, plus 128.
+_IQ4 = np.array([1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241], np.uint8)
+
+
+def _decode_iq4_nl(blocks: Bytes, codes: Bytes) -> tuple[Floats, Floats | None]:
+    _nibbles(blocks[:, 2:], codes)
+    np.take(_IQ4, codes, out=codes)
+    return _half(blocks, 0), None
+
+
+def _decode_iq4_xs(blocks: Bytes, codes: Bytes) -> tuple[Floats, Floats | None]:
+    _nibbles(np.ascontiguousarray(blocks[:, 8:]).reshape(-1, 16), codes.reshape(-1, 32))
+    np.take(_IQ4, codes, out=codes)
+    low = np.stack([blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4], axis=2).reshape(-1, 8)
+    high = np.stack([(blocks[:, 2:4] >> shift) & 3 for shift in (0, 2, 4, 6)], axis=2).reshape(-1, 8)
+    return _half(blocks, 0) * ((low | high << 4).astype(np.float32) - 32), None
+
+
+def _decode_mxfp4(blocks: Bytes, codes: Bytes) -> tuple[Floats, Floats | None]:
+    _nibbles(blocks[:, 1:], codes)
+    np.take(mxfp4.CODES, codes, out=codes)
+    return mxfp4.scales_of(blocks[:, :1]), None
+
+
 class Format(NamedTuple):
     elements: int  # of a block
     nbytes: int
@@ -145,6 +170,9 @@ FORMATS = {
     "q4_k": Format(256, 144, 4, 32, 0, _decode_q4_k),
     "q5_k": Format(256, 176, 5, 32, 0, _decode_q5_k),
     "q6_k": Format(256, 210, 6, 16, 32, _decode_q6_k),
+    "iq4_nl": Format(32, 18, 8, 32, 128, _decode_iq4_nl),
+    "iq4_xs": Format(256, 136, 8, 32, 128, _decode_iq4_xs),
+    "mxfp4": Format(32, 17, 5, 32, mxfp4.ZERO, _decode_mxfp4),
 }
 
 

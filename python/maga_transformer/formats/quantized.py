@@ -4,6 +4,8 @@ The wrapper shows a quantised linear as one tensor `<module>.weight` of (rows, c
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
@@ -36,10 +38,11 @@ class QuantizedCheckpoint:
     def __init__(self, checkpoint: Checkpoint, method: Method) -> None:
         self._checkpoint = checkpoint
         self._method = method
+        self._held = threading.local()
         self.path, self.config = checkpoint.path, checkpoint.config
         self._modules = method.modules(checkpoint)
-        parts = {name for tensors in self._modules.values() for name in tensors}
-        missing = sorted(parts.difference(checkpoint.names()))
+        self._parts = parts = Counter(name for tensors in self._modules.values() for name in tensors)
+        missing = sorted(parts.keys() - set(checkpoint.names()))
         if missing:
             raise ValueError(f"{checkpoint.path}: tensor {missing[0]} is missing")
         self._names = [name for name in checkpoint.names() if name not in parts]
@@ -63,7 +66,8 @@ class QuantizedCheckpoint:
 
     def nbytes(self, name: str) -> int:
         if self.is_quantized(name):
-            return sum(self._checkpoint.nbytes(part) for part in self._modules[name.removesuffix(".weight")])
+            parts = self._modules[name.removesuffix(".weight")]
+            return sum(self._checkpoint.nbytes(part) // self._parts[part] for part in parts)  # some share their tensors
         return self._checkpoint.nbytes(name)
 
     def file(self, name: str) -> str:
@@ -80,8 +84,14 @@ class QuantizedCheckpoint:
         for part in self._modules[name.removesuffix(".weight")] if self.is_quantized(name) else (name,):
             self._checkpoint.release(part)
 
-    def canonical(self, name: str) -> Canonical:
-        return self._method.read(self._checkpoint, name.removesuffix(".weight"))
+    def canonical(self, name: str, *, again: bool = False) -> Canonical:
+        """`again`: this thread is likely to want other rows of it next, so it is kept until the thread asks for another."""
+        held: tuple[str, Canonical] | None = getattr(self._held, "weight", None)
+        if held is None or held[0] != name:
+            self._held.weight = held = None  # before the next takes its memory
+            held = name, self._method.read(self._checkpoint, name.removesuffix(".weight"))
+        self._held.weight = held if again else None
+        return held[1]
 
     def close(self) -> None:
         self._checkpoint.close()

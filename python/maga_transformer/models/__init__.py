@@ -13,6 +13,7 @@ from maga_transformer.models.bloom import Bloom
 from maga_transformer.models.chatglm import ChatGlm, ChatGlm2, ChatGlm3, Glm, Glm4
 from maga_transformer.models.chatglm1 import ChatGlm1
 from maga_transformer.models.cohere import Cohere, Cohere2
+from maga_transformer.models.deepseek import DeepseekV2, DeepseekV3
 from maga_transformer.models.falcon import Falcon
 from maga_transformer.models.family import Family
 from maga_transformer.models.gemma import Gemma
@@ -65,6 +66,8 @@ _FAMILIES: tuple[type[Family], ...] = (
     ChatGlm3,
     Cohere,
     Cohere2,
+    DeepseekV2,
+    DeepseekV3,
     Falcon,
     Gemma,
     Gemma2,

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from maga_transformer._core import Program, View
 from maga_transformer.models.builder import Builder
 from maga_transformer.models.family import Family
-from maga_transformer.models.task import SCORE
+from maga_transformer.models.task import COLBERT, SCORE, SPARSE
 
 
 class Bert(Family):
@@ -32,9 +32,11 @@ class Bert(Family):
             x = self.layer(b, x, i)
         if self.task.kind == SCORE:
             self.scores(b, b.pool(x, "first"))
+        elif self.task.multi_vector:
+            b.end_per_token(x, [COLBERT, SPARSE])
         else:
             b.end(b.pool(x, self.task.pooling))
-        b.ignore_rest(r"(pooler\.|cls\.|lm_head\.|.*position_ids$)")
+        b.ignore_rest(rf"(pooler\.|cls\.|lm_head\.|{COLBERT}\.|{SPARSE}\.|.*position_ids$)")
         return b.finish()
 
     def embed(self, b: Builder, vocab: int | None) -> View:

@@ -20,8 +20,10 @@ _ACTIVATIONS = {
     "relu": "relu",
     "relu2": "relu2",
 }
-# Buffers that some exporters store beside the weights; they follow from the config.
-_BUFFERS = re.compile(r"((rotary(_pos)?_emb|maybe_rotary)\.(inv_freq|cos_cached|sin_cached)|\b(attention|attn)\.(masked_)?bias)$")
+# Buffers that some exporters store beside the weights, which follow from the config; and scales of keys and values (kv_cache.py).
+_BUFFERS = re.compile(
+    r"((rotary(_pos)?_emb|maybe_rotary)\.(inv_freq|cos_cached|sin_cached)|\b(attention|attn)\.(masked_)?bias|\.(k|v|kv)_scale)$"
+)
 
 
 @dataclass(frozen=True)
@@ -193,13 +195,20 @@ class Builder:
         for view in views:
             self.program.rope(view, head_dim=head_dim, table=self._rope_tables[id(rope)], offset=offset)
 
+    def head_linear(self, x: View, name: str, sources: list[str], heads: int, rows: int, columns: int) -> View:
+        """Of each head's run of x, its first `columns` times a matrix of its own (rows, columns), and the rest as it is."""
+        out = self._value(name, x.width + heads * (rows - columns), self._rows[x.value])
+        self.program.head_linear(out, x, weight=self._weight(sources, [heads, rows, columns], name), heads=heads)
+        return out
+
     def attention(
         self,
         q: View,
         k: View,
-        v: View,
+        v: View | None,
         heads: Heads,
         *,
+        v_dim: int = 0,
         window: int = 0,
         scale: float | None = None,
         soft_cap: float = 0.0,
@@ -208,14 +217,16 @@ class Builder:
     ) -> View:
         """Causal attention over pages of its own; `window` counts the keys that a query sees, 0 is all of them. `scale` None is
         head_dim**-0.5; scores stay below `soft_cap`, 0 is none; `alibi` are slopes, one a head, of what a score loses per token of
-        distance; `sinks` a tensor with a score a head that takes part in the softmax and has no value."""
-        out = self._value(f"attention.{self._layers}", q.width)
+        distance; `sinks` a tensor with a score a head that takes part in the softmax and has no value. Without `v`, values are the
+        first `v_dim` columns of the keys."""
+        width = v_dim or heads.head_dim
+        out = self._value(f"attention.{self._layers}", heads.heads * width)
         self.program.attention(
             out,
             q,
             k,
             v,
-            layer=self.program.cache_layer(heads.kv_heads, heads.head_dim, heads.head_dim),
+            layer=self.program.cache_layer(heads.kv_heads, heads.head_dim, width, values_in_keys=v is None),
             heads=heads.heads,
             kv_heads=heads.kv_heads,
             head_dim=heads.head_dim,
@@ -356,6 +367,19 @@ class Builder:
         self.program.pool(out, x, kind=kind)
         return out
 
+    def end_per_token(self, x: View, modules: Sequence[str]) -> None:
+        """Ends a program that embeds with a row for every token: x, and behind it linears of it."""
+        widths = [self._linear_weight(module, None, x.width) for module in modules]
+        out = self._value("vectors", x.width + sum(widths), "logits")
+        self.program.pool(View(out.value, 0, x.width), x, kind="last")
+        chosen, at = self.select(x), x.width
+        for module, width in zip(modules, widths, strict=True):
+            weight, bias = self._weight([f"{module}.weight"], [width, x.width]), self._vector(f"{module}.bias", width)
+            self.program.linear(View(out.value, at, width), chosen, weight=weight, bias=bias)
+            at += width
+        self.program.logits = out.value
+        self.program.embeds = self.program.row_per_token = True
+
     def end(self, x: View, module: str | None = None, *, width: int | None = None, bias: bool = True) -> None:
         """Ends a program that embeds: with x, or with a linear of it."""
         if module is not None:
@@ -439,6 +463,16 @@ class Builder:
             raise ValueError(f"{self._checkpoint.file(name)}: tensor {name} has shape {shape}, expected {wanted}")
         self._used.add(name)
         return shape
+
+    def matrix(self, name: str, rows: int, columns: int) -> str:
+        """Checks a tensor that sources are made of."""
+        self._matrix(name, rows, columns)
+        return name
+
+    def vector(self, name: str, size: int) -> str:
+        """As `matrix`."""
+        self._check(name, (size,))
+        return name
 
     def _matrix(self, name: str, rows: int | None, columns: int | None) -> tuple[int, int]:
         found = self._check(name, (rows, columns))

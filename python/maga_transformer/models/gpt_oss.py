@@ -1,5 +1,5 @@
 """gpt-oss (https://arxiv.org/abs/2508.10925): attention sinks, windows in every other layer, experts with biases and a clamped
-gate, stored in bf16; MXFP4 is not supported."""
+gate."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -32,17 +32,26 @@ class GptOss(Family):
         config = self.config
         routing = softmax_routing(config, 128, 4, renormalise=True)
         logits = b.linear(h, f"{module}.router", width=routing.experts, bias=True)
-        count, width, hidden = routing.experts, config.integer("intermediate_size"), self.hidden
-        tensors = f"{module}.experts."
-        experts = Experts(
-            width,
-            b.stacked(tensors + "gate_up_proj", (count, hidden, 2 * width), transposed=True, interleaved=True),
-            b.stacked(tensors + "down_proj", (count, width, hidden), transposed=True),
-            b.stacked(tensors + "gate_up_proj_bias", (count, 2 * width), interleaved=True),
-            b.stacked(tensors + "down_proj_bias", (count, hidden)),
-        )
+        experts = self.experts(b, f"{module}.experts", routing.experts, config.integer("intermediate_size"))
         alpha, limit = config.number("swiglu_alpha", 1.702), config.number("swiglu_limit", 7.0)
         return b.moe(h, logits, module + ".experts", experts, routing, "silu", alpha=alpha, limit=limit, up_offset=1.0)
+
+    def experts(self, b: Builder, module: str, count: int, width: int) -> Experts:
+        """Stacks of (columns, rows) in bf16, gates and ups in turn; expert by expert in MXFP4 (formats/mxfp4.py) and GGUF."""
+        hidden, joined = self.hidden, f"{module}.gate_up_proj"
+        if b.has(joined):
+            gate_up = b.stacked(joined, (count, hidden, 2 * width), transposed=True, interleaved=True)
+            down = b.stacked(f"{module}.down_proj", (count, width, hidden), transposed=True)
+        else:
+            alone = b.alone([f"{module}.{e}" for e in range(count)], width, hidden)
+            gate_up, down = alone.gate_up, alone.down
+        if b.has(f"{module}.0.down_proj.bias"):
+            names = [f"{module}.{e}.{name}_proj.bias" for e in range(count) for name in ("gate", "up", "down")]
+            biases = [b.vector(name, hidden if name.endswith("down_proj.bias") else width) for name in names]
+            downs = biases[2::3]
+            return Experts(width, gate_up, down, [bias for bias in biases if bias not in downs], downs)
+        gate_up_bias = b.stacked(f"{module}.gate_up_proj_bias", (count, 2 * width), interleaved=True)
+        return Experts(width, gate_up, down, gate_up_bias, b.stacked(f"{module}.down_proj_bias", (count, hidden)))
 
     def sliding_window(self, i: int) -> int:
         """In every other layer, from the first on, where the config does not say."""

@@ -31,6 +31,7 @@ class LayerTensors:
     keys: str = "model.layers.{}.self_attn.k_proj"
     fused: str = ""  # q, k and v in one tensor
     down: str = "model.layers.{}.mlp.down_proj"
+    value_dim: str = ""  # config key of a head's columns in `output`, where all heads share one key that no linear here shows
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ def layer_sizes(
 ) -> dict[int, LayerSize]:
     """Of the layers, by number, where they differ; empty for a regular model."""
     heads, kv_heads, widths = (_counts(config, keys, layers) for keys in (_HEADS, _KV_HEADS, _WIDTHS))
-    found = _from_shapes(checkpoint, usual, layers, tensors, transposed)
+    head_columns = config.integer(tensors.value_dim) if tensors.value_dim else usual.heads.head_dim
+    found = _from_shapes(checkpoint, usual, layers, tensors, transposed, head_columns)
     told = heads is not None or kv_heads is not None or widths is not None or config.get("block_configs") is not None
     if not told and len(set(found.values())) < 2:
         return {}
@@ -56,7 +58,8 @@ def layer_sizes(
         size = found.get(i)
         if size is None:  # no tensors to look at
             size = _as_told(usual, i, heads, kv_heads, widths)
-        shared = size.heads.kv_heads if size.heads.heads else None  # without heads, what is said of their keys means nothing
+        # Without heads, or with one key for all, what is said of their keys means nothing.
+        shared = size.heads.kv_heads if size.heads.heads and not tensors.value_dim else None
         compared = ((heads, _HEADS, size.heads.heads), (kv_heads, _KV_HEADS, shared), (widths, _WIDTHS, size.intermediate))
         for counts, keys, count in compared:
             if counts is not None and count is not None and counts[i] != count:
@@ -89,7 +92,7 @@ def _as_told(usual: LayerSize, i: int, heads: list[int] | None, kv_heads: list[i
 
 
 def _from_shapes(
-    checkpoint: Checkpoint, usual: LayerSize, layers: int, tensors: LayerTensors, transposed: bool
+    checkpoint: Checkpoint, usual: LayerSize, layers: int, tensors: LayerTensors, transposed: bool, head_columns: int
 ) -> dict[int, LayerSize]:
     """Of all layers up to the last that has a tensor. Sizes that a tensor does not show are the usual ones."""
     names = checkpoint.names()
@@ -97,16 +100,19 @@ def _from_shapes(
     templates = (tensors.output, tensors.keys, tensors.fused, tensors.down)
     output, keys, fused, down = (_Linears(checkpoint, template, transposed) for template in templates)
     d, found = usual.heads.head_dim, {}
-    for i in range(min(layers, max([*output.shapes, *down.shapes], default=-1) + 1)):
+    last = max([*output.shapes, *down.shapes], default=-1)
+    while last + 1 < layers and (output.exists(last + 1, parents) or down.exists(last + 1, parents)):  # under names of other kinds
+        last += 1
+    for i in range(min(layers, last + 1)):
         heads, kv_heads, width = usual.heads.heads, usual.heads.kv_heads, usual.intermediate
         if i in output.shapes:
-            columns, shared = output.shapes[i][1], 0
+            columns, shared = output.shapes[i][1], kv_heads * d if tensors.value_dim else 0
             if i in keys.shapes:
                 shared = keys.shapes[i][0]
             elif i in fused.shapes:
                 shared = (fused.shapes[i][0] - columns) // 2
-            if columns % d == 0 and shared % d == 0 and shared >= 0:  # else a shape that the builder refuses by name
-                heads, kv_heads = columns // d, shared // d
+            if columns % head_columns == 0 and shared % d == 0 and shared >= 0:  # else a shape that the builder refuses by name
+                heads, kv_heads = columns // head_columns, shared // d
         elif output.are_gone(i, parents):
             heads = kv_heads = 0
         if i in down.shapes:
@@ -135,9 +141,16 @@ class _Linears:
 
     def are_gone(self, i: int, parents: set[str]) -> bool:
         """Whether layer `i` has no tensor of the sublayer at all, while others do; a mixture of experts has other names."""
-        sublayer = self._template.rpartition(".")[0]
-        whole_layer = sublayer.endswith("{}")  # its linears belong to the layer itself
-        return bool(self.shapes) and i not in self.shapes and (whole_layer or sublayer.format(i) not in parents)
+        whole_layer = self._sublayer.endswith("{}")  # its linears belong to the layer itself
+        return bool(self.shapes) and i not in self.shapes and (whole_layer or not self.exists(i, parents))
+
+    def exists(self, i: int, parents: set[str]) -> bool:
+        """Whether layer `i` has any tensor of the sublayer."""
+        return self._sublayer.format(i) in parents
+
+    @property
+    def _sublayer(self) -> str:
+        return self._template.rpartition(".")[0]
 
 
 class PrunedBuilder(Builder):
@@ -182,7 +195,7 @@ class PrunedBuilder(Builder):
         if views[0].width:
             super().clamp(views, limit)
 
-    def attention(self, q: View, k: View, v: View, heads: Heads, **options: Any) -> View:
+    def attention(self, q: View, k: View, v: View | None, heads: Heads, **options: Any) -> View:
         return super().attention(q, k, v, heads, **options) if q.width else ABSENT
 
     def activate(self, gate: View, up: View | None, activation: str) -> View:

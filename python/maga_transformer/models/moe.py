@@ -31,6 +31,23 @@ def deepseek_routing(config: ModelConfig, experts: int, top_k: int) -> Routing:
     return _checked(config, routing)
 
 
+def grouped_softmax_routing(config: ModelConfig, experts: int, top_k: int) -> Routing:
+    """DeepSeek-V2 (https://arxiv.org/abs/2405.04434), section 2.2.2: from the groups of experts with the best one."""
+    method = config.text("topk_method", "greedy")
+    if method not in ("greedy", "group_limited_greedy"):
+        raise config.error("topk_method", method, "greedy or group_limited_greedy")
+    config.require("norm_topk_prob", False)
+    grouped = method == "group_limited_greedy"
+    routing = Routing(
+        config.integer("n_routed_experts", experts),
+        config.integer("num_experts_per_tok", top_k),
+        groups=config.integer("n_group", 1) if grouped else 1,
+        top_groups=config.integer("topk_group", 1) if grouped else 1,
+        scale=config.number("routed_scaling_factor", 1.0),
+    )
+    return _checked(config, routing)
+
+
 def is_sparse(config: ModelConfig, i: int) -> bool:
     """Of layer `i`, in Qwen's models."""
     dense = config.get("mlp_only_layers") or []

@@ -109,6 +109,16 @@ def read_rope(config: ModelConfig, head_dim: int, *, theta: float = 10000.0) -> 
     return Rope(rotary_dim, _as_fp32(frequencies), multiplier, base, dynamic_factor, positions, extended)
 
 
+def score_strength(config: ModelConfig) -> float:
+    """What DeepSeek's attention multiplies its scores by where its context is scaled: the square of YaRN's `mscale_all_dim`."""
+    scaling = _scaling(config)
+    all_dim = scaling.get("mscale_all_dim")
+    if not all_dim or scaling.get("rope_type", scaling.get("type", "default")) == "default":
+        return 1.0
+    factor = _factor(config, scaling, config.integer("max_position_embeddings", 2048))
+    return _strength(factor, positive_number(config, "rope_scaling.mscale_all_dim", all_dim)) ** 2
+
+
 def _as_fp32(frequencies: Frequencies) -> list[float]:
     values: list[float] = frequencies.astype(np.float32).astype(float).tolist()
     return values
@@ -195,15 +205,15 @@ def _yarn(
 
 def _yarn_multiplier(config: ModelConfig, scaling: dict[str, Any], factor: float) -> float:
     """On cos and sin, so attention scores grow by its square."""
-
-    def strength(scale: float) -> float:
-        return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
-
     if scaling.get("attention_factor") is not None:
         return positive_number(config, "rope_scaling.attention_factor", scaling["attention_factor"])
     mscale, all_dim = scaling.get("mscale"), scaling.get("mscale_all_dim")
     if mscale and all_dim:
-        return strength(positive_number(config, "rope_scaling.mscale", mscale)) / strength(
-            positive_number(config, "rope_scaling.mscale_all_dim", all_dim)
+        return _strength(factor, positive_number(config, "rope_scaling.mscale", mscale)) / _strength(
+            factor, positive_number(config, "rope_scaling.mscale_all_dim", all_dim)
         )
-    return strength(1.0)
+    return _strength(factor, 1.0)
+
+
+def _strength(factor: float, scale: float) -> float:
+    return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0

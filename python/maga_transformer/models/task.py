@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from maga_transformer.checkpoint import Checkpoint
+from maga_transformer.checkpoint.heads import HEADS
 
 GENERATE, EMBED, SCORE = "generate", "embed", "score"
+COLBERT, SPARSE = HEADS  # of bge-m3: a vector and a weight for every token
 # sentence-transformers' names of a pooling -> the op's.
 _POOLINGS = {
     "cls": "first",
@@ -30,6 +32,7 @@ class Task:
     normalize: bool = False
     labels: int = 0  # of a scoring model
     max_tokens: int = 0  # of an input, where the files limit it; 0: they do not
+    multi_vector: bool = False  # beside an embedding, a vector and a weight for every token (https://arxiv.org/abs/2402.03216)
 
 
 def read_task(checkpoint: Checkpoint, wanted: str, *, encoder: bool) -> Task:
@@ -40,6 +43,7 @@ def read_task(checkpoint: Checkpoint, wanted: str, *, encoder: bool) -> Task:
     scores = architecture.endswith("ForSequenceClassification")
     folder = Path(checkpoint.path)
     modules = folder / "modules.json"
+    every_head = wanted == "auto" and encoder and all(f"{head}.weight" in checkpoint.names() for head in HEADS)
     if wanted == "auto":
         wanted = SCORE if scores else EMBED if encoder or modules.is_file() else GENERATE
     if wanted == GENERATE and (encoder or scores):
@@ -54,8 +58,13 @@ def read_task(checkpoint: Checkpoint, wanted: str, *, encoder: bool) -> Task:
         if scores:
             raise ValueError(f"{checkpoint.path}: {architecture} gives scores, not embeddings; valid: TASK=score")
         if modules.is_file():
-            return _sentence_transformer(folder, modules)
-        return Task(EMBED, pooling="mean" if encoder else "last", normalize=True)
+            task = _sentence_transformer(folder, modules)
+        else:
+            usual = "cls" if every_head else "mean" if encoder else "lasttoken"
+            task = Task(EMBED, pooling=_POOLINGS[checkpoint.config.get("gguf_pooling", usual)], normalize=True)
+        if every_head and task.pooling != "first":
+            raise ValueError(f"{checkpoint.path}: {', '.join(HEADS)} go with embeddings of the first token; valid: TASK=embed")
+        return replace(task, multi_vector=every_head)
     return Task(GENERATE)
 
 

@@ -9,6 +9,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, normalizers, processors
 from tokenizers.models import BPE
 
+from maga_transformer.tokenizer import ice_text
 from maga_transformer.tokenizer.pretokenizers import PRE_TOKENIZATIONS
 from maga_transformer.tokenizer.sentencepiece import SentencePieceModel, read_sentencepiece, sentencepiece_tokenizer
 from maga_transformer.tokenizer.tiktoken import is_rank_file, read_ranks, tiktoken_tokenizer
@@ -33,6 +34,12 @@ _BAICHUAN = (
     "{{% for message in messages %}}{{% if message.role == 'user' %}}{user}{{% elif message.role == 'assistant' %}}{assistant}"
     "{{% endif %}}{{{{ message.content }}}}{{% endfor %}}{{% if add_generation_prompt %}}{assistant}{{% endif %}}"
 )
+_INTERNLM = (
+    "{{ bos_token }}{% for message in messages %}{% if message.role == 'user' %}<|User|>:{{ message.content }}<eoh>\n"
+    "{% elif message.role == 'assistant' %}<|Bot|>:{{ message.content }}<eoa>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|Bot|>:{% endif %}"
+)
+_FIRST_CHATGLM = (150528, 20000)  # vocabulary of its first release, whose files do not say how many ids are images; and how many
 # What tokenizer_config.json says of the class -> how it cuts text; other byte-level classes do as GPT-2.
 _CUTS = {"Qwen2Tokenizer": "qwen2"}
 
@@ -52,6 +59,9 @@ def tokenizer_from_files(
     ranks = next(iter(sorted(folder.glob("*.tiktoken"))), None)
     if ranks is not None:
         return _qwen(str(ranks))
+    pieces = folder / "ice_text.model"
+    if pieces.is_file():
+        return _ice_text(str(pieces), settings, model)
     pieces = folder / "tokenizer.model"
     if pieces.is_file():
         if is_rank_file(str(pieces)):  # GLM-4 and Llama 3
@@ -69,6 +79,17 @@ def _qwen(path: str) -> FileTokenizer:
     return FileTokenizer(tokenizer, {"eos_token": end, "pad_token": end, "chat_template": _CHATML}, turns[1:])
 
 
+def _ice_text(path: str, settings: dict[str, Any], model: dict[str, Any]) -> FileTokenizer:
+    images = settings.get("num_image_tokens")
+    if images is None:
+        vocabulary, count = _FIRST_CHATGLM
+        images = count if model.get("vocab_size") == vocabulary else 0
+    if not isinstance(images, int) or isinstance(images, bool) or not 0 <= images < 1 << 20:
+        raise ValueError(f"{path}: num_image_tokens in tokenizer_config.json is {images!r}, expected an integer from 0")
+    roles = {f"{role}_token": text for role, text in ice_text.SPECIAL.items()}
+    return FileTokenizer(ice_text.ice_text_tokenizer(path, images), {**roles, "chat_template": ice_text.CHAT})
+
+
 def _sentencepiece(path: str, model: dict[str, Any], generation: dict[str, Any]) -> FileTokenizer:
     pieces = read_sentencepiece(path)
     tokenizer = sentencepiece_tokenizer(pieces)
@@ -83,6 +104,9 @@ def _sentencepiece(path: str, model: dict[str, Any], generation: dict[str, Any])
             tokenizer, {**roles, "chat_template": _CHATGLM2 if second else _CHATGLM3}, ("<|user|>", "<|observation|>")
         )
     settings = {**roles, "add_bos_token": True}
+    if kind == "internlm":
+        settings["chat_template"] = _INTERNLM
+        return FileTokenizer(tokenizer, settings, ("<eoa>",))
     if kind == "baichuan" and (turns := _turn_tokens(pieces, generation)) is not None:
         user, assistant = turns
         _add_special(tokenizer, [user, assistant])

@@ -1,14 +1,15 @@
-"""Tokenizers from GGUF metadata, rebuilt so that they encode as the original did: byte-level BPE and SentencePiece BPE."""
+"""Tokenizers from GGUF metadata, rebuilt so that they encode as the original did: byte-level BPE and SentencePiece BPE; of models
+that embed, WordPiece and SentencePiece Unigram too."""
 
 import logging
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers, processors
-from tokenizers.models import BPE
+from tokenizers.models import BPE, Unigram, WordPiece
 
 from maga_transformer.tokenizer.bytelevel import in_alphabet, spelled
 from maga_transformer.tokenizer.pretokenizers import PRE_TOKENIZATIONS
-from maga_transformer.tokenizer.sentencepiece import BLANK, CONTROL, UNKNOWN, USER_DEFINED, merges_from_scores
+from maga_transformer.tokenizer.sentencepiece import BLANK, BYTE, CONTROL, UNKNOWN, USER_DEFINED, merges_from_scores
 
 log = logging.getLogger(__name__)
 
@@ -25,12 +26,15 @@ class GgufVocabulary:
             raise ValueError(
                 f"{path}: tokenizer.ggml.tokens is missing: the file brings no tokenizer, give its folder or tokenizer.json"
             )
-        self.types = self._list("token_type", int) or [1] * len(self.tokens)
+        self.types = self.numbers("token_type") or [1] * len(self.tokens)
         self.scores = self._list("scores", float)
         self.merges = self._list("merges", str)
         for key, values in (("token_type", self.types), ("scores", self.scores)):
             if values and len(values) != len(self.tokens):
                 raise ValueError(f"{path}: tokenizer.ggml.{key} has {len(values)} items, tokenizer.ggml.tokens {len(self.tokens)}")
+
+    def numbers(self, key: str) -> list[int]:
+        return self._list(key, int)
 
     def _list(self, key: str, kind: type) -> list[Any]:
         values = self.metadata.get(f"tokenizer.ggml.{key}", [])
@@ -60,27 +64,108 @@ class GgufVocabulary:
 
 def build_tokenizer(vocabulary: GgufVocabulary) -> Tokenizer:
     v = vocabulary
+    encoder = v.metadata.get("general.architecture") == "bert"  # its texts have tokens around them, as pairs of them do
+    add_bos = add_eos = encoder
+    if v.model == "bert":
+        return _word_piece(v)
     if v.model == "gpt2":
-        tokenizer, add_bos = _byte_level(v)
+        tokenizer, family_adds_bos = _byte_level(v)
+        add_bos |= family_adds_bos
     elif v.model == "llama":
         tokenizer, add_bos = _sentencepiece(v), True
+    elif v.model == "t5":
+        tokenizer, add_eos = _unigram(v), True
     else:
-        raise ValueError(f"{v.path}: tokenizer.ggml.model {v.model!r} is not supported (supported: gpt2, llama)")
-    special = [token for token, kind in zip(v.tokens, v.types, strict=True) if kind in (CONTROL, UNKNOWN) and token]
-    plain = [token for token, kind in zip(v.tokens, v.types, strict=True) if kind == USER_DEFINED and token]
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
-    tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in plain])
+        raise ValueError(f"{v.path}: tokenizer.ggml.model {v.model!r} is not supported (supported: bert, gpt2, llama, t5)")
+    mask = v.id_of("mask") if encoder else None
+    if mask is not None:  # RoBERTa's and XLM-R's takes the blanks before it
+        tokenizer.add_special_tokens([AddedToken(v.tokens[mask], normalized=False, special=True, lstrip=True)])
+    _add_tokens(tokenizer, v, v.tokens)
     bos = v.id_of("bos") if v.flag("add_bos_token", add_bos) else None
-    eos = v.id_of("eos") if v.flag("add_eos_token", False) else None
-    surround(tokenizer, bos, eos)
+    eos = v.id_of("eos") if v.flag("add_eos_token", add_eos) else None
+    surround(tokenizer, bos, eos, pairs=encoder)
     return tokenizer
 
 
-def surround(tokenizer: Tokenizer, bos: int | None, eos: int | None) -> None:
-    """From now on every text that is encoded with special tokens begins with `bos` and ends with `eos`."""
+def _add_tokens(tokenizer: Tokenizer, v: GgufVocabulary, texts: list[str]) -> None:
+    special = [token for token, kind in zip(texts, v.types, strict=True) if kind in (CONTROL, UNKNOWN) and token]
+    plain = [token for token, kind in zip(texts, v.types, strict=True) if kind == USER_DEFINED and token]
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
+    tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in plain])
+
+
+def surround(tokenizer: Tokenizer, bos: int | None, eos: int | None, *, pairs: bool = False) -> None:
+    """From now on every text that is encoded with special tokens begins with `bos` and ends with `eos`; with `pairs`, two texts
+    have two `eos` between them, as RoBERTa has it."""
     used = [(name, token) for name, token in (("<bos>", bos), ("<eos>", eos)) if token is not None]
-    parts = ["<bos>"] * (bos is not None) + ["$A"] + ["<eos>"] * (eos is not None)
-    tokenizer.post_processor = processors.TemplateProcessing(single=" ".join(parts), special_tokens=used)
+    begin, end = ["<bos>"] * (bos is not None), ["<eos>"] * (eos is not None)
+    single = " ".join([*begin, "$A", *end])
+    pair = {"pair": " ".join([*begin, "$A", *end, *end, "$B", *end])} if pairs else {}
+    tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=used, **pair)
+
+
+def _word_piece(v: GgufVocabulary) -> Tokenizer:
+    """BERT's, whose files do not say whether it tells capitals apart: a vocabulary without any does not."""
+    words = [_unmarked(token, kind) for token, kind in zip(v.tokens, v.types, strict=True)]
+    vocab = {word: index for index, word in enumerate(words)}
+    roles = {}
+    for text, names in _BERT_ROLES.items():
+        index = next((index for name in names if (index := v.id_of(name)) is not None), vocab.get(text))
+        if index is None:
+            raise ValueError(f"{v.path}: tokenizer.ggml.{names[0]}_token_id is missing, and so is {text} among the tokens")
+        roles[text] = index
+    ordinary = (word for word in words if not _in_brackets(word))
+    cased = any("A" <= letter <= "Z" for word in ordinary for letter in word)
+    tokenizer = Tokenizer(WordPiece(vocab, unk_token=words[roles["[UNK]"]], max_input_chars_per_word=100))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=not cased)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece("##")
+    tokenizer.add_special_tokens([AddedToken(words[index], normalized=False, special=True) for index in roles.values()])
+    _add_tokens(tokenizer, v, words)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[(text, roles[text]) for text in ("[CLS]", "[SEP]")],
+    )
+    return tokenizer
+
+
+# Names of a role in the metadata, llama.cpp's spelling included.
+_BERT_ROLES = {"[CLS]": ("cls", "bos"), "[SEP]": ("seperator", "eos"), "[UNK]": ("unknown",)}
+
+
+def _unmarked(token: str, kind: int) -> str:
+    """The converter marks where words begin, BERT what continues them. Special tokens, in older files all in brackets, have no
+    mark."""
+    if kind == CONTROL or _in_brackets(token):
+        return token
+    if token.startswith(BLANK) and token != BLANK:
+        return token.removeprefix(BLANK)
+    return f"##{token}"
+
+
+def _in_brackets(token: str) -> bool:
+    return len(token) > 2 and token.startswith("[") and token.endswith("]")
+
+
+def _unigram(v: GgufVocabulary) -> Tokenizer:
+    """XLM-R's, as the tokenizer.json of its family has it."""
+    unknown = v.id_of("unknown")
+    if not v.scores or unknown is None:
+        raise ValueError(f"{v.path}: tokenizer.ggml.{'unknown_token_id' if v.scores else 'scores'} is missing")
+    tokenizer = Tokenizer(Unigram(list(zip(v.tokens, v.scores, strict=True)), unknown, BYTE in v.types))
+    charsmap = bytes(number & 255 for number in v.numbers("precompiled_charsmap"))
+    if charsmap:
+        try:
+            tokenizer.normalizer = normalizers.Precompiled(charsmap)
+        except Exception as error:  # the library raises Exception itself
+            raise ValueError(f"{v.path}: tokenizer.ggml.precompiled_charsmap: {error}") from None
+    prefix = "always" if v.flag("add_space_prefix", True) else "never"
+    marks = pre_tokenizers.Metaspace(BLANK, prefix)
+    one_blank = v.flag("remove_extra_whitespaces", True)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), marks]) if one_blank else marks
+    tokenizer.decoder = decoders.Metaspace(BLANK, prefix)
+    return tokenizer
 
 
 def _byte_level(v: GgufVocabulary) -> tuple[Tokenizer, bool]:

@@ -14,6 +14,7 @@ from maga_transformer.checkpoint.gguf_file import GgufFile
 from maga_transformer.tokenizer.byte_ids import byte_id_tokenizer
 from maga_transformer.tokenizer.files import tokenizer_from_files
 from maga_transformer.tokenizer.gguf import GgufVocabulary, build_tokenizer, surround
+from maga_transformer.tokenizer.llama2 import CHAT, is_llama_2_chat
 from maga_transformer.tokenizer.tokenizer import SpecialTokens, Tokenizer
 
 log = logging.getLogger(__name__)
@@ -79,7 +80,10 @@ def _from_folder(folder: Path, model_config: dict[str, Any], vocab_size: int | N
         pad_id=ids.get("pad"),
         texts=texts,
     )
-    return Tokenizer(tokenizer, special, vocab_size=vocab_size, templates=_folder_templates(folder, config))
+    templates = _folder_templates(folder, config)
+    if not templates and is_llama_2_chat(model_config.get("model_type"), vocab_size, folder, model_config.get("_name_or_path")):
+        templates["default"] = ChatTemplate(CHAT, f"{folder}: the chat template of Llama 2")
+    return Tokenizer(tokenizer, special, vocab_size=vocab_size, templates=templates)
 
 
 def _from_gguf(path: str, metadata: dict[str, Any], vocab_size: int | None) -> Tokenizer:
@@ -93,6 +97,9 @@ def _from_gguf(path: str, metadata: dict[str, Any], vocab_size: int | None) -> T
         if key.startswith("tokenizer.chat_template") and isinstance(value, str):
             name = key.removeprefix("tokenizer.chat_template").removeprefix(".") or "default"
             templates[name] = ChatTemplate(value, f"{path}: {key}")
+    size = vocab_size or len(vocabulary.tokens)
+    if not templates and is_llama_2_chat(metadata.get("general.architecture"), size, path, metadata.get("general.name")):
+        templates["default"] = ChatTemplate(CHAT, f"{path}: the chat template of Llama 2")
     eos = {ids["eos"], vocabulary.id_of("eot"), vocabulary.id_of("eom")}
     if "default" in templates:
         added = tokenizer.get_added_tokens_decoder()
@@ -106,7 +113,7 @@ def _from_gguf(path: str, metadata: dict[str, Any], vocab_size: int | None) -> T
         pad_id=ids["pad"],
         texts={f"{role}_token": vocabulary.tokens[token] for role, token in ids.items() if token is not None},
     )
-    return Tokenizer(tokenizer, special, vocab_size=vocab_size or len(vocabulary.tokens), templates=templates)
+    return Tokenizer(tokenizer, special, vocab_size=size, templates=templates)
 
 
 def _optional_object(file: Path) -> dict[str, Any]:

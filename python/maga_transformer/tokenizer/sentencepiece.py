@@ -1,11 +1,12 @@
 """SentencePiece models (https://github.com/google/sentencepiece): the file's pieces and rules as a tokenizer of the `tokenizers`
 library, BPE and Unigram."""
 
+import re
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE, Unigram
 
 BLANK = "▁"
@@ -64,11 +65,14 @@ def read_sentencepiece(path: str) -> SentencePieceModel:
 
 def sentencepiece_tokenizer(model: SentencePieceModel) -> Tokenizer:
     """A text is encoded as the library itself would, and so is each part between two control tokens."""
+    symbols = [token for token, kind in zip(model.tokens, model.types, strict=True) if kind == USER_DEFINED and token]
     if model.kind == _BPE:
         vocab = {token: index for index, token in enumerate(model.tokens)}
         merges = merges_from_scores(model.tokens, model.scores, model.types, vocab)
         unknown = model.role("unk")
-        tokenizer = Tokenizer(BPE(vocab=vocab, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=model.byte_fallback))
+        bpe = BPE(vocab=vocab, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=model.byte_fallback)
+        bpe.ignore_merges = bool(symbols)  # what is a piece as a whole stays whole
+        tokenizer = Tokenizer(bpe)
     else:
         pieces = list(zip(model.tokens, model.scores, strict=True))
         tokenizer = Tokenizer(Unigram(pieces, model.ids["unk"], model.byte_fallback))
@@ -85,9 +89,11 @@ def sentencepiece_tokenizer(model: SentencePieceModel) -> Tokenizer:
     tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", BLANK)])
     ends: list[decoders.Decoder] = [decoders.Strip(" ", 1, 0)] if model.prefix else []
     tokenizer.decoder = decoders.Sequence([decoders.Replace(BLANK, " "), decoders.ByteFallback(), decoders.Fuse(), *ends])
-    for kinds, special in (((CONTROL, UNKNOWN), True), ((USER_DEFINED,), False)):
-        chosen = [token for token, kind in zip(model.tokens, model.types, strict=True) if kind in kinds and token]
-        tokenizer.add_tokens([AddedToken(token, normalized=False, special=special) for token in chosen])
+    if symbols:  # cut out of the text as it is by then: no blank comes behind them, as one does behind control tokens
+        longest_first = "|".join(re.escape(symbol) for symbol in sorted(symbols, key=len, reverse=True))
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(longest_first), "isolated")
+    control = [token for token, kind in zip(model.tokens, model.types, strict=True) if kind in (CONTROL, UNKNOWN) and token]
+    tokenizer.add_tokens([AddedToken(token, normalized=False, special=True) for token in control])
     return tokenizer
 
 

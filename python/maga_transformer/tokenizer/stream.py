@@ -40,17 +40,15 @@ class Decoder:
             self.blank, self.byte_tokens = "Replace" in kinds, "ByteFallback" in kinds
             self.strip = sum(step["start"] for step in steps if step["type"] == "Strip")
 
-    def stream(self, skip_special_tokens: bool) -> DecodeStream:
+    def stream(self, skipped: frozenset[int]) -> DecodeStream:
+        """`skipped`: ids that decoding leaves out."""
         if self.byte_level:
-            return _ByteLevelStream(self, skip_special_tokens)
+            return _ByteLevelStream(self, skipped)
         if self.blank or self.byte_tokens:
-            return _SentencePieceStream(self, skip_special_tokens)
-        return _WindowStream(self._tokenizer, skip_special_tokens)
+            return _SentencePieceStream(self, skipped)
+        return _WindowStream(self._tokenizer, skipped)
 
-    def token(self, token: int, skip_special_tokens: bool) -> str | None:
-        """None for ids that decoding leaves out."""
-        if skip_special_tokens and token in self.special:
-            return None
+    def token(self, token: int) -> str | None:
         return self._tokenizer.id_to_token(token)
 
     def token_bytes(self, token: int) -> bytes:
@@ -75,12 +73,12 @@ def _is_sentencepiece(step: dict[str, object]) -> bool:
 
 
 class _ByteLevelStream:
-    def __init__(self, decoder: Decoder, skip_special_tokens: bool) -> None:
-        self._decoder, self._skip = decoder, skip_special_tokens
+    def __init__(self, decoder: Decoder, skipped: frozenset[int]) -> None:
+        self._decoder, self._skipped = decoder, skipped
         self._utf8: Callable[..., str] = codecs.getincrementaldecoder("utf-8")("replace").decode
 
     def step(self, token: int) -> str | None:
-        text = self._decoder.token(token, self._skip)
+        text = None if token in self._skipped else self._decoder.token(token)
         return (self._utf8(bytes_of(text)) or None) if text is not None else None
 
     def finish(self) -> str:
@@ -90,13 +88,13 @@ class _ByteLevelStream:
 class _SentencePieceStream:
     """A run of byte tokens is a text only as a whole, so it is held until another token follows."""
 
-    def __init__(self, decoder: Decoder, skip_special_tokens: bool) -> None:
-        self._decoder, self._skip = decoder, skip_special_tokens
+    def __init__(self, decoder: Decoder, skipped: frozenset[int]) -> None:
+        self._decoder, self._skipped = decoder, skipped
         self._held = bytearray()
         self._strip = decoder.strip  # blanks still to be dropped from the very beginning
 
     def step(self, token: int) -> str | None:
-        text = self._decoder.token(token, self._skip)
+        text = None if token in self._skipped else self._decoder.token(token)
         if text is None:
             return None
         match = _BYTE_TOKEN.fullmatch(text) if self._decoder.byte_tokens else None
@@ -127,12 +125,14 @@ class _SentencePieceStream:
 class _WindowStream:
     """Any other decoder: decodes a short window twice, and emits what the newest id added once no character is incomplete."""
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, skip_special_tokens: bool) -> None:
-        self._tokenizer, self._skip = tokenizer, skip_special_tokens
+    def __init__(self, tokenizer: tokenizers.Tokenizer, skipped: frozenset[int]) -> None:
+        self._tokenizer, self._skipped = tokenizer, skipped
         self._ids: list[int] = []
         self._prefix = self._read = 0
 
     def step(self, token: int) -> str | None:
+        if token in self._skipped:
+            return None
         self._ids.append(token)
         text = self._new_text()
         if not text or text.endswith("\ufffd"):
@@ -144,5 +144,5 @@ class _WindowStream:
         return self._new_text()
 
     def _new_text(self) -> str:
-        before = self._tokenizer.decode(self._ids[self._prefix : self._read], skip_special_tokens=self._skip)
-        return self._tokenizer.decode(self._ids[self._prefix :], skip_special_tokens=self._skip)[len(before) :]
+        before = self._tokenizer.decode(self._ids[self._prefix : self._read], skip_special_tokens=False)
+        return self._tokenizer.decode(self._ids[self._prefix :], skip_special_tokens=False)[len(before) :]

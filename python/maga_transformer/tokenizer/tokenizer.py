@@ -1,7 +1,9 @@
 """The one tokenizer class, over the `tokenizers` library."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import tokenizers
@@ -38,6 +40,19 @@ class Tokenizer:
         self._special = special
         self._templates = dict(templates or {})
         self.vocab_size = vocab_size or tokenizer.get_vocab_size()
+
+    def save(self, folder: Path) -> None:
+        """As transformers reads it: tokenizer.json, tokenizer_config.json, and generation_config.json with what ends an answer."""
+        self._tokenizer.save(str(folder / "tokenizer.json"))
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast", **self._special.texts, "clean_up_tokenization_spaces": False}
+        if self.chat_template is not None:
+            settings["chat_template"] = self.chat_template
+        ends = {"bos_token_id": self.bos_id, "eos_token_id": sorted(self.eos_ids), "pad_token_id": self.pad_id}
+        for name, content in (
+            ("tokenizer_config.json", settings),
+            ("generation_config.json", {key: value for key, value in ends.items() if value not in (None, [])}),
+        ):
+            (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
     # --- ids ---
 
@@ -79,6 +94,11 @@ class Tokenizer:
         except TypeError:  # half of a UTF-16 pair, as "\\ud800" in JSON gives it
             raise ValueError("the text holds a lone surrogate, which is no character") from None
 
+    def opening(self) -> list[int]:
+        """What `encode` puts before every text."""
+        whole, text = self.encode("a"), self.encode("a", add_special_tokens=False)
+        return next((whole[:n] for n in range(len(whole)) if whole[n : n + len(text)] == text), [])
+
     def encode_input(self, text: str, pair: str | None = None, limit: int | None = None) -> tuple[list[int], int | None]:
         """A text, or a text and its pair, with the special tokens around them, for models that embed or score; and where the second
         segment begins, if the model tells segments apart. `limit`: tokens that are kept; those of `pair` go first."""
@@ -97,16 +117,21 @@ class Tokenizer:
         whole = self._tokenizer.post_process(first, second)
         return whole.ids, next((i for i, kind in enumerate(whole.type_ids) if kind == 1), None)
 
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Bytes that form no character become U+FFFD; ids outside the vocabulary add nothing."""
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True, keep: frozenset[int] = frozenset()) -> str:
+        """Bytes that form no character become U+FFFD; ids outside the vocabulary add nothing. `keep`: special tokens that are not
+        skipped."""
+        kept = list(ids)
+        if skip_special_tokens and keep:
+            skipped, skip_special_tokens = self._decoder.special - keep, False
+            kept = [token for token in kept if token not in skipped]
         try:
-            return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+            return self._tokenizer.decode(kept, skip_special_tokens=skip_special_tokens)
         except OverflowError:
             raise ValueError("a token id is negative or beyond any vocabulary") from None
 
-    def decode_stream(self, skip_special_tokens: bool = True) -> DecodeStream:
+    def decode_stream(self, skip_special_tokens: bool = True, keep: frozenset[int] = frozenset()) -> DecodeStream:
         """Joined, its pieces and its `finish` equal `decode` of all ids."""
-        return self._decoder.stream(skip_special_tokens)
+        return self._decoder.stream(self._decoder.special - keep if skip_special_tokens else frozenset())
 
     def token_bytes(self) -> list[bytes]:
         """For each id of the model's vocabulary the bytes that it adds to the text; special tokens stand for their own text, so
@@ -114,6 +139,16 @@ class Tokenizer:
         return [self._decoder.token_bytes(token) for token in range(self.vocab_size)]
 
     # --- chat ---
+
+    @property
+    def special_texts(self) -> Mapping[str, str]:
+        """bos_token, eos_token, ...: the variables that a chat template gets of itself."""
+        return self._special.texts
+
+    @property
+    def chat_templates(self) -> list[str]:
+        """The sources of all of the model's templates."""
+        return [template.source for template in self._templates.values()]
 
     @property
     def chat_template(self) -> str | None:
@@ -131,17 +166,19 @@ class Tokenizer:
         /,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        template: str | None = None,
         **variables: Any,
     ) -> str:
         """The prompt of a conversation, to be encoded with add_special_tokens=False. `variables` reach the template as they are.
-        ValueError with the template's own words where it refuses the messages."""
+        `template`: a source to use instead of the model's. ValueError with the template's own words where it refuses."""
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
-        if name not in self._templates:
+        chosen = self._templates.get(name) if template is None else ChatTemplate(template, "chat_template")
+        if chosen is None:
             raise ValueError("the model has no chat template: give one, or send a plain prompt")
         for reserved in ("messages", *self._special.texts):
             if reserved in variables:
                 raise ValueError(f"{reserved} cannot be set as a variable of the chat template")
-        return self._templates[name].render(
+        return chosen.render(
             messages,
             **self._special.texts,
             **{"documents": None, **variables},
