@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 class MagaError(RuntimeError): ...
 class BusyError(MagaError): ...
@@ -26,6 +27,9 @@ class Program:
     max_positions: int
     logits: int
     embeds: bool
+    row_per_token: bool
+    @property
+    def whole_prompts(self) -> bool: ...
     @property
     def logits_width(self) -> int: ...
     def __init__(self) -> None: ...
@@ -57,7 +61,9 @@ class Program:
     ) -> int: ...
     def alibi_slopes(self, slopes: list[float]) -> int: ...
     def corrections(self, corrections: list[float]) -> int: ...
-    def cache_layer(self, kv_heads: int, head_dim: int, v_dim: int) -> int: ...
+    def cache_layer(self, kv_heads: int, head_dim: int, v_dim: int, values_in_keys: bool = False) -> int: ...
+    def state_scales(self, layer: int, k: float, v: float) -> None:
+        """Of fp8_e4m3 keys and values; 0: each head of a token has its own."""
     def embed(self, out: View, table: int, scale: float = 1.0) -> None: ...
     def add_positions(self, out: View, in_: View, *, table: int, offset: int = 0, divisor: int = 1) -> None: ...
     def log_scale(self, x: View, *, from_: int) -> None: ...
@@ -66,6 +72,7 @@ class Program:
         self, out: View, in_: View, *, weight: int, bias: int = -1, kind: str, eps: float, group: int, weight_offset: float = 0.0
     ) -> None: ...
     def linear(self, out: View, in_: View, *, weight: int, bias: int = -1, residual: View | None = None) -> None: ...
+    def head_linear(self, out: View, in_: View, *, weight: int, heads: int) -> None: ...
     def rope(self, x: View, *, head_dim: int, table: int, offset: int = 0) -> None: ...
     def attention(
         self,
@@ -131,6 +138,8 @@ class Program:
         kv_heads: int,
         head_dim: int,
     ) -> None: ...
+    @property
+    def inputs(self) -> list[int]: ...
     def validate(self) -> None: ...
     @property
     def weights(self) -> list[tuple[str, list[str], list[int]]]: ...
@@ -141,9 +150,15 @@ class Program:
         """One dict an op: "op" (its name) and every field by its C++ name; views as (value, offset, width)."""
     @property
     def cache_layers(self) -> list[tuple[int, int, int]]: ...
-    def page_bytes(self, page_tokens: int, kv_dtype: str) -> int: ...
+    def page_bytes(self, page_tokens: int, kv_dtype: str | Sequence[str]) -> int: ...
 
 def fuse(program: Program, *, linear_residual: bool, gated_linear: bool, prepare_qkv: bool) -> Program: ...
+def cuts(program: Program) -> list[tuple[int, int]]:
+    """(op, value): before this op one value is needed of what was computed so far (cpp/program/part.h)."""
+
+def part(program: Program, first: int, last: int, *, outputs: Sequence[int]) -> Program:
+    """The ops [first, last) as a program of its own, with the weights and cache layers that they use."""
+
 def cost(
     program: Program,
     *,
@@ -151,7 +166,7 @@ def cost(
     tokens_per_sequence: int,
     context: int,
     logit_rows: int,
-    kv_element_bytes: int,
+    kv_dtype: str | Sequence[str],
     weight_bytes: Sequence[float],
 ) -> list[tuple[float, float, float]]:
     """(flops, weight bytes, K/V bytes) of each op."""
@@ -159,11 +174,16 @@ def cost(
 def quantize(values: np.ndarray, dtype: str, *, bits: int, group: int, name: str) -> tuple[np.ndarray, np.ndarray, int]:
     """Codes (rows, columns), scales (rows, groups) and zero of an Affine weight (cpp/program/quantize.h). Releases the GIL."""
 
+def quantize_fp8(values: np.ndarray, dtype: str, *, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """e4m3 codes (rows, columns) and scales (rows, 1) of a Float8 weight. Releases the GIL."""
+
 # --- weights and backends (cpp/program/weight.h, cpp/backends/backend.h) -----------------------------------------
 
 class Weight:
     @property
     def bytes(self) -> int: ...
+    @property
+    def widened(self) -> str: ...  # why its codes are held as dense values; "": they are not
 
 class WeightStack:
     """Packs matrix by matrix, so that no more than one is unpacked at a time."""
@@ -173,6 +193,7 @@ class WeightStack:
     def add_affine(
         self, codes: np.ndarray, *, bits: int, group: int, scale: np.ndarray, offset: np.ndarray | None, zero: int
     ) -> None: ...
+    def add_float8(self, codes: np.ndarray, *, block: tuple[int, int], scale: np.ndarray) -> None: ...
     def finish(self) -> Weight:
         """Once all matrices are there."""
 
@@ -193,6 +214,10 @@ class Backend:
         zero: int,
     ) -> Weight:
         """The canonical Affine form (cpp/program/weight.h). Releases the GIL."""
+    def pack_float8(
+        self, name: str, shape: Sequence[int], codes: np.ndarray, *, block: tuple[int, int], scale: np.ndarray
+    ) -> Weight:
+        """The canonical Float8 form: e4m3 codes, a scale for each block of (rows, columns). Releases the GIL."""
     def stack(self, name: str, shape: Sequence[int]) -> WeightStack:
         """For a weight of the shape (matrices, rows, columns)."""
     def load(
@@ -205,9 +230,10 @@ class Backend:
         logit_rows: int,
         pages: int,
         page_tokens: int,
-        kv_dtype: str,
+        kv_dtype: str | Sequence[str],
     ) -> Executable:
-        """`pages` 0: as many as the device has room for, where the backend can tell; `limits` of the result says how many."""
+        """`pages` 0: as many as the device has room for, where the backend can tell; `limits` of the result says how many.
+        `kv_dtype`: of all cache layers, or of each."""
     def fused_ops(self) -> dict[str, bool]: ...
 
 def cpu_backend(threads: int = 0, quantize_activations: bool = True, isa: str = "") -> Backend: ...
@@ -326,6 +352,44 @@ class SamplingParams:
     stop_strings: list[bytes]
     stop_token_ids: list[int]
     logprobs: int
+    prompt_logprobs: int
+    return_logits: bool
+    select_tokens: list[int]
+    return_hidden_states: bool
+    top_p_decay: float
+    top_p_min: float
+    top_p_reset_ids: list[int]
+    top_a: float
+    tfs: float
+    typical_p: float
+    epsilon_cutoff: float
+    eta_cutoff: float
+    nsigma: float
+    dynatemp_min: float
+    dynatemp_max: float
+    dynatemp_exponent: float
+    temperature_last: bool
+    smoothing_factor: float
+    smoothing_curve: float
+    skew: float
+    xtc_probability: float
+    xtc_threshold: float
+    mirostat_mode: int
+    mirostat_tau: float
+    mirostat_eta: float
+    no_repeat_ngram_size: int
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_range: int
+    dry_breakers: list[int]
+    token_bans: list[int]
+    token_ban_ranges: list[tuple[list[int], int, int]]
+    allowed_tokens: list[int]
+    sampler_priority: list[int]
+    beam_width: int
+    length_penalty: float
+    beam_stop: str
     def __init__(self, **fields: Any) -> None: ...
     def validate(self, vocab: int) -> None: ...
 
@@ -334,6 +398,9 @@ class Event:
     sequence: int
     tokens: list[int]
     logprobs: list[tuple[float, list[tuple[int, float]]]]
+    prompt_logprobs: list[tuple[float, int, list[tuple[int, float]]]]  # value, rank, most likely tokens
+    logits: np.ndarray
+    hidden_states: np.ndarray
     finish: str  # "", "stop", "length", "cancelled", "timeout", "error"
     stop_token: int
     stop_word: int
@@ -348,6 +415,22 @@ class Event:
     wait_seconds: float
     first_token_seconds: float
     total_seconds: float
+
+class TokenMask:
+    """One that the engine's loop waits for: cpp/engine/token_mask.h."""
+
+    @property
+    def grammar(self) -> int: ...
+    @property
+    def output(self) -> int: ...
+    @property
+    def last_token(self) -> int: ...
+
+class MaskQueue:
+    def take(self) -> list[TokenMask]: ...
+    def ready(self, mask: TokenMask, allowed: NDArray[np.uint32]) -> None: ...
+    def complete(self, mask: TokenMask) -> None: ...
+    def fail(self, mask: TokenMask, error: str) -> None: ...
 
 class Engine:
     def __init__(
@@ -378,12 +461,14 @@ class Engine:
         priority: int = 0,
         timeout_seconds: float = 0.0,
         cache_salt: str = "",
+        grammar: int = 0,
         segment_start: int = ...,
         segment_shift: int = 0,
     ) -> int: ...
     def cancel(self, request: int, sequence: int = -1) -> None: ...
     def poll(self) -> list[Event]: ...
     def event_fd(self) -> int: ...
+    def masks(self) -> MaskQueue: ...
     def drain(self, timeout_seconds: float) -> bool: ...
     def stats(self) -> dict[str, Any]:
         """EngineStats of cpp/engine/engine.h, field by field."""

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
+from maga_transformer.chat.dialect import find_dialect
 from maga_transformer.unsupported import INEFFECTIVE, REFUSED
 
 
@@ -38,9 +39,20 @@ JsonStrings = Annotated[list[str], BeforeValidator(_json_list)]
 JsonIdLists = Annotated[list[list[int]], BeforeValidator(_json_list)]
 
 
-def _setting(default: Any, help: str, *, env: tuple[str, ...] = (), flags: tuple[str, ...] = (), **constraints: Any) -> Any:
-    """A field whose environment name is its own in capitals and whose flag its own with dashes, unless others are given."""
-    return Field(default, description=help, json_schema_extra={"env": list(env), "flags": list(flags)}, **constraints)
+def _setting(
+    default: Any,
+    help: str,
+    *,
+    env: tuple[str, ...] = (),
+    flags: tuple[str, ...] = (),
+    group: str = "",
+    secret: bool = False,
+    **constraints: Any,
+) -> Any:
+    """A field whose environment name is its own in capitals and whose flag its own with dashes, unless others are given.
+    `group` is the title over it and the fields that follow. The value of a secret one is never shown."""
+    extra: dict[str, Any] = {"env": list(env), "flags": list(flags), "group": group, "secret": secret}
+    return Field(default, description=help, json_schema_extra=extra, **constraints)
 
 
 _DTYPE_NAMES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
@@ -51,11 +63,19 @@ def _dtype_name(value: object) -> object:
     return _DTYPE_NAMES.get(value.lower(), value.lower()) if isinstance(value, str) else value
 
 
+_OFF, _ON = ("0", "false", "off", "no", "none"), ("1", "true", "on", "yes")
+
+
+def _kv_dtype_name(value: object) -> object:
+    name = _dtype_name(value)
+    return "fp8_e4m3" if name == "fp8" else name
+
+
 _NOT_QUANTIZED = ("0", "false", "off", "no", "none", "auto", "fp16", "bf16", "fp32")
 
 
 def _quantization_name(value: object) -> object:
-    """RTP-LLM's INT8_MODE is a switch, its WEIGHT_TYPE also names types that are none of int8 and int4."""
+    """RTP-LLM's INT8_MODE is a switch, its WEIGHT_TYPE also names types that are none of int8, int4 and fp8."""
     if not isinstance(value, str):
         return value
     return {"1": "int8", "true": "int8"}.get(value.lower(), "" if value.lower() in _NOT_QUANTIZED else value.lower())
@@ -79,6 +99,10 @@ def _lower(value: object) -> object:
     return value.lower() if isinstance(value, str) else value
 
 
+def _upper(value: object) -> object:
+    return value.upper() if isinstance(value, str) else value
+
+
 # What 0 stands for in settings whose best value depends on the device.
 DEVICE_DEFAULTS: dict[str, dict[str, int]] = {
     "cpu": {"max_num_seqs": 64, "max_num_batched_tokens": 512},
@@ -96,8 +120,12 @@ class Config(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    # The model.
-    checkpoint_path: str = _setting("", "folder of Hugging Face, Meta or Megatron-LM, or a GGUF file")
+    checkpoint_path: str = _setting(
+        "",
+        "folder of Hugging Face, Meta or Megatron-LM, or a GGUF file",
+        flags=("--checkpoint-path", "--model"),
+        group="The model",
+    )
     tokenizer_path: str = _setting(
         "", "tokenizer folder or file; empty: the checkpoint's own", flags=("--tokenizer-path", "--tokenizer")
     )
@@ -115,10 +143,11 @@ class Config(BaseModel):
     task: Annotated[Literal["auto", "generate", "embed", "score"], BeforeValidator(_task_name)] = _setting(
         "auto", "what the model is served for; auto: what its files say", env=("TASK", "TASK_TYPE", "EMBEDDING_MODEL")
     )
-    quantization: Annotated[Literal["", "int8", "int4"], BeforeValidator(_quantization_name)] = _setting(
+    quantization: Annotated[Literal["", "int8", "int4", "fp8"], BeforeValidator(_quantization_name)] = _setting(
         "",
-        "rounds the weights of linears while loading: int8 by row, int4 by 128 columns; empty: as they are stored",
+        "rounds the weights of linears while loading: int8 or fp8 (e4m3) by row, int4 by 128 columns; empty: as they are stored",
         env=("QUANTIZATION", "WEIGHT_TYPE", "INT8_MODE"),
+        flags=("--quantization", "-q"),
     )
     served_model_name: Annotated[list[str], BeforeValidator(_comma_list)] = _setting(
         [], "names the model answers to, comma separated; empty: the checkpoint's name"
@@ -133,9 +162,11 @@ class Config(BaseModel):
     force_stop_words_str: JsonStrings = _setting([], "JSON list of strings that replace the model's own stop tokens")
     force_stop_words_list: JsonIdLists = _setting([], "JSON list of token id lists that replace the model's own stop tokens")
 
-    # Arithmetic.
     device: Annotated[str, BeforeValidator(_lower)] = _setting(
-        "auto", "auto (a GPU if there is a usable one), cpu, cuda, or cuda:N", pattern=r"^(auto|cpu|cuda(:\d+)?)$"
+        "auto",
+        "auto (a GPU if there is a usable one), cpu, cuda, or cuda:N",
+        group="Arithmetic",
+        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
     )
     act_type: Annotated[Literal["auto", "bf16", "fp16", "fp32"], BeforeValidator(_dtype_name)] = _setting(
         "auto",
@@ -146,15 +177,26 @@ class Config(BaseModel):
     threads: int = _setting(0, "threads that compute; 0: one per usable core", ge=0, le=1024)
     isa: str = _setting("", "instruction set of the kernels; empty: the best this machine has")
 
-    # Memory and batching.
     max_seq_len: int = _setting(
-        0, "limit of prompt and output together; 0: the model's own", flags=("--max-seq-len", "--max-model-len"), ge=0
+        0,
+        "limit of prompt and output together; 0: the model's own",
+        flags=("--max-seq-len", "--max-model-len"),
+        group="Memory and batching",
+        ge=0,
     )
     seq_size_per_block: int = _setting(16, "tokens of a K/V page", flags=("--seq-size-per-block", "--block-size"), ge=1, le=1024)
     kv_cache_mem_mb: int = _setting(-1, "MiB of the K/V pages; -1: sized from measured memory", ge=-1)
     gpu_memory_utilization: float = _setting(0.9, "share of a GPU's memory for weights, buffers and K/V pages together", gt=0, le=1)
-    kv_cache_dtype: Annotated[Literal["auto", "fp32", "fp16", "bf16"], BeforeValidator(_dtype_name)] = _setting(
-        "auto", "element type of keys and values; auto: on a GPU the type it computes in, on a CPU fp16 (fp32 with act_type fp32)"
+    kv_cache_dtype: Annotated[
+        Literal["auto", "fp32", "fp16", "bf16", "int8", "fp8_e4m3", "fp8_e5m2", "adaptive"], BeforeValidator(_kv_dtype_name)
+    ] = _setting(
+        "auto",
+        "element type of keys and values; auto: on a GPU the type it computes in, on a CPU fp16 (fp32 with act_type fp32); int8, "
+        "fp8 (fp8_e4m3), fp8_e5m2: 8 bits with a scale for each head of a token, in fp8_e4m3 the checkpoint's if it has some; "
+        "adaptive: 8 bits in as many layers as kv_cache_error allows",
+    )
+    kv_cache_error: float = _setting(
+        0.02, "relative error of a text's logits that kv_cache_dtype adaptive may cause, measured at start", gt=0, lt=1
     )
     max_num_seqs: int = _setting(0, f"sequences that run at once; {_by_device('max_num_seqs')}", ge=0, le=65536)
     max_num_batched_tokens: int = _setting(0, f"tokens a step may carry; {_by_device('max_num_batched_tokens')}", ge=0, le=1 << 20)
@@ -162,19 +204,68 @@ class Config(BaseModel):
     concurrency_limit: int = _setting(
         0, "requests in the engine at once, running or waiting; more are refused; 0: max_queue alone decides", ge=0
     )
-    reuse_cache: bool = _setting(True, "reuse the K/V pages of common prefixes")
+    reuse_cache: bool = _setting(True, "reuse the K/V pages of common prefixes", flags=("--reuse-cache", "--enable-prefix-caching"))
 
-    # The server.
-    host: str = _setting("0.0.0.0", "address to listen on", env=("MAGA_HOST",))
+    chat_template: str = _setting("", "file of a chat template (Jinja), or the template itself; empty: the model's own")
+    tool_call_parser: str = _setting(
+        "auto", "how the model writes tool calls; auto: as its chat template says, none: not looked for", group="Chats"
+    )
+    reasoning_parser: str = _setting(
+        "auto", "how the model writes its thoughts; auto: as its chat template says, none: left in the text"
+    )
+    reasoning_field: Literal["both", "reasoning_content", "reasoning", "none"] = _setting(
+        "both", "names under which chat answers give the thoughts"
+    )
+    enable_auto_tool_choice: bool = _setting(True, "tools may be called where a request does not say tool_choice")
+    trust_request_chat_template: bool = _setting(False, "take chat templates from requests: they are programs of the clients")
+    strict: bool = _setting(
+        False, "refuse unknown fields on OpenAI's routes; false: they are ignored and named in a header", env=("MAGA_STRICT",)
+    )
+
+    host: str = _setting("0.0.0.0", "address to listen on", env=("MAGA_HOST",), group="The server")
     port: int = _setting(8088, "port to listen on; 0: any free one", env=("START_PORT",), ge=0, le=65535)
     timeout_keep_alive: int = _setting(
         75, "seconds an idle connection is kept; more than a proxy's, or it reuses closed ones", ge=1
     )
     drain_timeout: float = _setting(30.0, "seconds that running requests have to finish after SIGTERM", ge=0, allow_inf_nan=False)
+    api_key: Annotated[list[str], BeforeValidator(_comma_list)] = _setting(
+        [], "keys that clients must send, comma separated; empty: none is wanted", env=("MAGA_API_KEY",), secret=True
+    )
+    admin_api_key: Annotated[list[str], BeforeValidator(_comma_list)] = _setting(
+        [], "keys for what changes or shows the server itself", env=("MAGA_ADMIN_API_KEY",), secret=True
+    )
+    allowed_origins: Annotated[list[str], BeforeValidator(_comma_list)] = _setting(
+        [], "origins whose pages may ask this server, comma separated, * for all; empty: none"
+    )
+    root_path: str = _setting("", "path under which a proxy shows this server")
     max_body_mb: int = _setting(32, "largest request body in MiB", ge=1, le=4096)
-    ft_server_test: bool = _setting(False, "log requests to the console")
-    log_level: Literal["", "DEBUG", "INFO", "WARNING", "ERROR"] = _setting(
-        "", "level of the log; empty: INFO with ft_server_test, else WARNING", env=("LOG_LEVEL", "PY_LOG_LEVEL")
+    ssl_certfile: str = _setting("", "PEM file of the certificate (and those above it) for HTTPS; empty: HTTP")
+    ssl_keyfile: str = _setting("", "PEM file of the certificate's key; empty: it is in ssl_certfile")
+    chat_page: bool = _setting(True, "answer a browser's GET / with a page to chat and to watch the engine")
+
+    ft_server_test: bool = _setting(False, "log requests to the console", group="Operation")
+    log_level: Annotated[Literal["", "DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(_upper)] = _setting(
+        "",
+        "level of the log; empty: INFO with ft_server_test, else WARNING",
+        env=("LOG_LEVEL", "PY_LOG_LEVEL"),
+        flags=("--log-level", "--uvicorn-log-level"),
+    )
+    log_format: Literal["text", "json"] = _setting(
+        "text", "lines of the log; prompts and outputs are in neither", env=("LOG_FORMAT",)
+    )
+    stall_timeout: float = _setting(
+        120.0,
+        "seconds without progress, while work waits, after which /health fails and the log says where each thread is",
+        gt=0,
+        allow_inf_nan=False,
+    )
+    metrics_prefix: str = _setting(
+        "maga_", "before the names of /metrics; `vllm:` makes them vLLM's", pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*$"
+    )
+    otlp_traces_endpoint: str = _setting(
+        "",
+        "URL of an OpenTelemetry collector that gets a span of every request (OTLP over HTTP); empty: none",
+        env=("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",),
     )
     fault: str = _setting("", "fault to inject, kind:place:count (tests only)", env=("MAGA_FAULT",))
 
@@ -183,6 +274,9 @@ class Config(BaseModel):
     @model_validator(mode="after")
     def _validate_together(self) -> Config:
         self._check_budget()
+        find_dialect([], self.tool_call_parser, self.reasoning_parser)
+        if self.ssl_keyfile and not self.ssl_certfile:
+            raise ValueError(f"ssl_keyfile={self.ssl_keyfile} without ssl_certfile: HTTPS needs both")
         return self
 
     def _check_budget(self) -> None:
@@ -212,6 +306,7 @@ class Config(BaseModel):
         """Flags win over the environment, the environment over the file. `environ` defaults to the process's own; pass {} for
         none. Raises ConfigError."""
         environ = os.environ if environ is None else environ
+        file = file or environ.get(CONFIG_FILE, "")
         values: dict[str, object] = {}
         sources: dict[str, str] = {}
         spelt: dict[str, str] = {}
@@ -231,19 +326,37 @@ class Config(BaseModel):
         return cls.load(settings, environ={})
 
 
+CONFIG_FILE = "MAGA_CONFIG"  # the environment's name for a YAML file of settings
 Layer = dict[str, tuple[object, str, str]]  # field -> (value, as the user spelt it, source)
 
 
+def _extra(field: FieldInfo) -> dict[str, Any]:
+    assert isinstance(field.json_schema_extra, dict)
+    return field.json_schema_extra
+
+
+def public_value(config: Config, name: str) -> Any:
+    """A setting's value, for people."""
+    value = getattr(config, name)
+    return f"{len(value)} set" if _extra(Config.model_fields[name])["secret"] and value else value
+
+
 def environment_names(name: str, field: FieldInfo) -> list[str]:
-    extra = field.json_schema_extra
-    assert isinstance(extra, dict)
-    return [str(env) for env in extra["env"]] or [name.upper()]  # type: ignore[union-attr]
+    return _extra(field)["env"] or [name.upper()]
 
 
 def flag_names(name: str, field: FieldInfo) -> list[str]:
-    extra = field.json_schema_extra
-    assert isinstance(extra, dict)
-    return [str(flag) for flag in extra["flags"]] or ["--" + name.replace("_", "-")]  # type: ignore[union-attr]
+    return _extra(field)["flags"] or ["--" + name.replace("_", "-")]
+
+
+def groups() -> dict[str, dict[str, FieldInfo]]:
+    """The settings under the titles that help, documents and `maga config` give them."""
+    grouped: dict[str, dict[str, FieldInfo]] = {}
+    title = ""
+    for name, field in Config.model_fields.items():
+        title = _extra(field)["group"] or title
+        grouped.setdefault(title, {})[name] = field
+    return grouped
 
 
 def _names() -> dict[str, str]:
@@ -252,7 +365,8 @@ def _names() -> dict[str, str]:
     for name, field in Config.model_fields.items():
         names[name] = name
         for flag in flag_names(name, field):
-            names[flag[2:].replace("-", "_")] = name
+            if flag.startswith("--"):
+                names[flag[2:].replace("-", "_")] = name
     return names
 
 
@@ -272,9 +386,13 @@ def _from_flags(flags: Mapping[str, object]) -> Layer:
     return {_resolve(key, ""): (value, key, f"flag {key}") for key, value in flags.items() if value is not None}
 
 
+# RTP-LLM's switches: the setting that each turns on, and to what.
+_SWITCHES = {"INT8_KV_CACHE": ("kv_cache_dtype", "int8"), "FP8_KV_CACHE": ("kv_cache_dtype", "fp8_e4m3")}
+
+
 def _from_environment(environ: Mapping[str, str]) -> Layer:
     layer: Layer = {}
-    known = set()
+    known = {CONFIG_FILE}
     for name, field in Config.model_fields.items():
         for env in environment_names(name, field):
             known.add(env)
@@ -286,6 +404,15 @@ def _from_environment(environ: Mapping[str, str]) -> Layer:
                     f"{layer[name][1]}={layer[name][0]} and {env}={value} are the same setting with two values; keep one"
                 )
             layer[name] = (value, env, f"environment {env}")
+    for env, (name, meaning) in _SWITCHES.items():
+        value = environ.get(env, "").strip().lower()
+        if not value or value in _OFF:
+            continue
+        if value not in _ON:
+            raise ConfigError(f"{env}={_cut(value)}: a switch; valid: 0 or 1")
+        if name in layer and Config.model_fields[name].default != layer[name][0] != meaning:
+            raise ConfigError(f"{layer[name][1]}={layer[name][0]} and {env}={value} are the same setting with two values; keep one")
+        layer[name] = (meaning, env, f"environment {env}")
     for env, (neutral, reason) in REFUSED.items():
         value = environ.get(env)
         if value is not None and value.strip().lower() not in neutral:
@@ -326,7 +453,8 @@ def _explain(error: Any, spelt: Mapping[str, str]) -> str:
     name = str(error["loc"][0])
     place = spelt.get(name, name) + "".join(f"[{part}]" for part in error["loc"][1:])
     field = Config.model_fields.get(name)
-    return f"{place}={_cut(error['input'])}: {message}" + (f" ({field.description})" if field else "")
+    value = "..." if name in Config.model_fields and _extra(Config.model_fields[name])["secret"] else _cut(error["input"])
+    return f"{place}={value}: {message}" + (f" ({field.description})" if field else "")
 
 
 def _cut(value: object) -> str:

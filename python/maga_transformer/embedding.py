@@ -30,12 +30,21 @@ class Embedder:
     tokenizer: Tokenizer
     task: Task
     max_tokens: int  # of an input
+    width: int = 0  # of an embedding
 
     def require(self, *kinds: str) -> None:
         if self.task.kind not in kinds:
             own = {GENERATE: "generates text", EMBED: "embeds texts", SCORE: "scores texts"}[self.task.kind]
             wanted = " or ".join(_WANTED[kind] for kind in kinds)
             raise RequestError(Fault.unsupported, f"this model {own}: it cannot be asked for {wanted}")
+
+    def require_multi_vector(self) -> None:
+        if not self.task.multi_vector:
+            raise RequestError(
+                Fault.unsupported,
+                "embedding_config.type: this model has dense embeddings only; others need sparse_linear.pt and colbert_linear.pt",
+                "type",
+            )
 
     def encode(self, text: str, pair: str | None = None, *, truncate: int | None = None, field: str = "input") -> Input:
         """`truncate`: tokens that are kept, those of `pair` are the first to go; -1: as many as the model takes; None: an input
@@ -61,12 +70,28 @@ class Embedder:
 
     def embedding(self, vector: Vector, *, dimensions: int | None = None, normalize: bool | None = None) -> Vector:
         """`dimensions`: the first so many, for models trained to be cut (Matryoshka). `normalize` None: as the model wants."""
+        if self.task.multi_vector:
+            vector = vector[: self.width]  # of the first token
         if dimensions is not None:
             if not 1 <= dimensions <= len(vector):
                 raise RequestError(Fault.parameter, f"dimensions={dimensions}: valid: 1 to {len(vector)}", "dimensions")
             vector = vector[:dimensions]
         wanted = self.task.normalize if normalize is None else normalize
         return unit(vector) if wanted else vector
+
+    def lexical_weights(self, vector: Vector, ids: Sequence[int]) -> dict[int, float]:
+        """Of a model with several vectors: by token id, the largest weight of each that is above 0, without special tokens."""
+        weights = vector.reshape(len(ids), -1)[:, -1]
+        found: dict[int, float] = {}
+        for token, weight in zip(ids, weights.tolist(), strict=True):
+            if weight > 0 and token not in self.tokenizer.special_ids:
+                found[token] = max(weight, found.get(token, 0.0))
+        return found
+
+    def token_vectors(self, vector: Vector, ids: Sequence[int], *, normalize: bool = True) -> Vector:
+        """Of such a model too, (tokens - 1, width): of all tokens but the first."""
+        vectors = vector.reshape(len(ids), -1)[1:, self.width : -1]
+        return np.stack([unit(each) for each in vectors]) if normalize and len(vectors) else vectors
 
     def relevance(self, logits: Vector, *, normalize: bool = True) -> float:
         """Of a pair, by a model with one label; `normalize` false: the logit itself."""

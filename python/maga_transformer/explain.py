@@ -1,7 +1,5 @@
 """`maga explain`: a model's program op by op, what each must move and compute in one decode step, and the least time for it."""
 
-import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +9,9 @@ from rich.table import Table
 
 from maga_transformer import _core
 from maga_transformer.checkpoint import Checkpoint, Source, open_checkpoint, stored_bytes
-from maga_transformer.loader import usable_cores
+from maga_transformer.kv_cache import KV_DTYPES
+from maga_transformer.measure import best_rate, memory_bandwidth
 from maga_transformer.models import build_program
-
-_KV_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 
 
 @dataclass(frozen=True)
@@ -53,16 +50,17 @@ def explain(
     for name, value, least in (("batch", batch, 1), ("context", context, 0)):
         if value < least:
             raise ValueError(f"{name} is {value}, expected at least {least}")
-    if kv_dtype not in _KV_BYTES:
-        raise ValueError(f"kv_dtype is {kv_dtype!r}, expected one of {', '.join(_KV_BYTES)}")
+    kv_dtype = {"fp8": "fp8_e4m3"}.get(kv_dtype, kv_dtype)
+    if kv_dtype not in KV_DTYPES:
+        raise ValueError(f"kv_dtype is {kv_dtype!r}, expected one of {', '.join(KV_DTYPES)}")
     for setting, rate in (("bandwidth_gb", bandwidth_gb), ("gflops", gflops)):
         if rate is not None and not 0 < rate < float("inf"):
             raise ValueError(f"{setting} is {rate}, expected a finite number above 0")
     checkpoint = open_checkpoint(path)
     program, family = build_program(checkpoint, model_type)
     checkpoint = family.checkpoint
-    rows = _rows(program, checkpoint, batch, context, _KV_BYTES[kv_dtype])
-    rates = Rates(bandwidth_gb or _measured_bandwidth_gb(), gflops or _measured_gflops())
+    rows = _rows(program, checkpoint, batch, context, kv_dtype)
+    rates = Rates(bandwidth_gb or memory_bandwidth() / 1e9, gflops or _measured_gflops())
 
     parameters = sum(int(np.prod(shape)) for _, _, shape in program.weights)
     stored = sum(stored_bytes(checkpoint, sources) for _, sources, _ in program.weights)
@@ -85,7 +83,7 @@ def explain(
     )
 
 
-def _rows(program: _core.Program, checkpoint: Checkpoint, batch: int, context: int, kv_bytes: int) -> list[Row]:
+def _rows(program: _core.Program, checkpoint: Checkpoint, batch: int, context: int, kv_dtype: str) -> list[Row]:
     weights = program.weights
     sizes = [float(stored_bytes(checkpoint, sources)) for _, sources, _ in weights]
     costs = _core.cost(
@@ -94,7 +92,7 @@ def _rows(program: _core.Program, checkpoint: Checkpoint, batch: int, context: i
         tokens_per_sequence=1,
         context=context,
         logit_rows=batch,
-        kv_element_bytes=kv_bytes,
+        kv_dtype=kv_dtype,
         weight_bytes=sizes,
     )
     rows = []
@@ -199,28 +197,8 @@ def _size(count: float) -> str:
     return f"{count:.0f} B" if count else ""
 
 
-def _measured_bandwidth_gb() -> float:
-    """Reading memory on all cores: numpy's maximum runs at the memory's speed and without the interpreter's lock."""
-    cores = usable_cores()
-    parts = [np.zeros(16 << 20, np.int32) for _ in range(cores)]  # 64 MiB each, beyond the caches
-    for part in parts:
-        part += 1  # pages exist only once they are written
-    with ThreadPoolExecutor(cores) as pool:
-        return _best_rate(lambda: list(pool.map(np.max, parts)), sum(part.nbytes for part in parts) / 1e9)
-
-
 def _measured_gflops() -> float:
     """A product of fp32 matrices, by the library that numpy was built with, on all cores."""
     size = 1024
     a = np.ones((size, size), np.float32)
-    return _best_rate(lambda: a @ a, 2 * size**3 / 1e9)
-
-
-def _best_rate(work: Any, amount: float) -> float:
-    """amount / seconds of the fastest of a few runs."""
-    best = float("inf")
-    for _ in range(4):
-        start = time.perf_counter()
-        work()
-        best = min(best, time.perf_counter() - start)
-    return amount / best
+    return best_rate(lambda: a @ a, 2 * size**3 / 1e9)

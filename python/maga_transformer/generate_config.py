@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar
 from uuid import uuid4
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError
 
-from maga_transformer.request import Fault, RequestError, Sampling, quote
+from maga_transformer import samplers
+from maga_transformer.request import Beams, Fault, RequestError, Sampling, quote
+from maga_transformer.structured.grammar import Grammar, from_fields
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -19,26 +21,14 @@ MAX_STOP_LENGTH = 1024
 
 # Known fields that cannot be honoured yet -> values that ask for nothing.
 UNSUPPORTED: dict[str, tuple[object, ...]] = {
-    "num_beams": (1, 0),
     "variable_num_beams": ([],),
-    "top_p_decay": ([],),
-    "top_p_min": ([],),
-    "top_p_reset_ids": ([],),
-    "eos_token_id": (),
-    "pad_token_id": (),
     "bos_token_id": (),
     "using_hf_sampling": (False,),
     "task_id": (0, ""),
-    "calculate_loss": (0,),
-    "return_logits": (False,),
     "return_prompt_logits": (False,),
-    "select_tokens_id": ([],),
-    "select_tokens_str": ([],),
-    "return_hidden_states": (False,),
     "return_all_hidden_states": (False,),
     "logits_index": (),
     "return_all_probs": (False, 0),
-    "return_softmax_probs": (False,),
     "adapter_name": ("", []),
     "custom_prop": ("{}", ""),
     "md5_value": ("",),
@@ -46,7 +36,6 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "max_thinking_tokens": (32000,),
     "end_think_token_ids": ([],),
     "in_think_mode": (False,),
-    "no_repeat_ngram_size": (0,),
     "sp_advice_prompt": ("",),
     "sp_advice_prompt_token_ids": ([],),
     "sp_edit": (False,),
@@ -55,11 +44,6 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "resized_shape": ([],),
     "tool_call_message_extract_strategy": ("default",),
     "global_request_id": (-1,),
-    "response_format": (),
-    "json_schema": ("",),
-    "regex": ("",),
-    "ebnf": ("",),
-    "structural_tag": ("",),
     "ttft_timeout_ms": (-1,),
     "chat_template_kwargs": ({},),
     "combo_token_size": (0,),
@@ -74,6 +58,7 @@ NO_EFFECT = frozenset(
     {
         "chat_id",
         "trace_id",
+        "pad_token_id",
         "can_use_pd_separation",
         "force_disable_sp_run",
         "return_cum_log_probs",
@@ -88,6 +73,7 @@ ALIASES = {
     "output_hidden_states": "return_hidden_states",
     "output_input_ids": "return_input_ids",
     "seed": "random_seed",
+    **samplers.ALIASES,
 }
 
 
@@ -127,7 +113,14 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 Seed = Annotated[int, Field(ge=-1, lt=1 << 64)]
 
 
-class GenerateConfig(BaseModel):
+def _one_or_many(value: object) -> object:
+    return [value] if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+Ids = Annotated[list[int], BeforeValidator(_one_or_many), Field(max_length=1024)]
+
+
+class GenerateConfig(samplers.SamplerFields):
     """Defaults are RTP-LLM's. Lengths in tokens, times in ms."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
@@ -143,6 +136,13 @@ class GenerateConfig(BaseModel):
     presence_penalty: Finite = Field(0.0, ge=-2, le=2)
     frequency_penalty: Finite = Field(0.0, ge=-2, le=2)
     random_seed: Seed | None = None
+    top_p_decay: Finite = Field(1.0, gt=0, le=1)
+    top_p_min: Finite = Field(1e-6, gt=0, le=1)
+    top_p_reset_ids: Ids = Field(default_factory=list)
+    num_beams: int = Field(1, ge=0, le=MAX_SEQUENCES)
+    length_penalty: Finite = Field(1.0, ge=-1e3, le=1e3)
+    early_stopping: bool | Literal["never"] = False
+    eos_token_id: Ids | None = None
     logit_bias: LogitBias = Field(default_factory=dict)
     bad_words_list: IdLists = Field(default_factory=list)
     stop_words_str: StopStrings = Field(default_factory=list)
@@ -154,11 +154,26 @@ class GenerateConfig(BaseModel):
     timeout_ms: int = Field(-1, ge=-1, le=10**11)
     reuse_cache: bool = True
     logprobs: int = Field(-1, ge=-1, le=20)
+    prompt_logprobs: int = Field(-1, ge=-1, le=20)
+    calculate_loss: Literal[0, 1, 2] = 0
+    return_logits: bool = False
+    select_tokens_id: Ids = Field(default_factory=list)
+    select_tokens_str: list[str] = Field(default_factory=list, max_length=1024)
+    return_hidden_states: bool = False
+    return_softmax_probs: bool = False
     return_input_ids: bool = False
     return_output_ids: bool = False
     return_incremental: bool = False
     yield_generator: bool = False
     request_format: str = Field("raw", pattern="^(raw|chatapi)$")
+    # What the answer must look like; structured/grammar.py checks them.
+    response_format: Any = None
+    json_schema: Any = None
+    regex: Any = None
+    ebnf: Any = None
+    structural_tag: Any = None
+
+    _given: frozenset[str] = PrivateAttr(frozenset())  # fields that the request itself has
 
     @classmethod
     def parse(cls, fields: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> GenerateConfig:
@@ -179,9 +194,12 @@ class GenerateConfig(BaseModel):
             given[name] = value
         if given.get("timeout_ms") == 0:
             raise RequestError(Fault.parameter, "timeout_ms=0: a positive number of milliseconds, or -1 for no limit", "timeout_ms")
-        return validate(cls, given, _fault)
+        config = validate(cls, given, _fault)
+        config._given = frozenset(given) - (frozenset(defaults or {}) - {ALIASES.get(name, name) for name in fields})
+        return config
 
-    def sampling(self) -> Sampling:
+    def sampling(self, select: Sequence[int] = ()) -> Sampling:
+        """`select`: the tokens of select_tokens_str."""
         return Sampling(
             max_new_tokens=self.max_new_tokens,
             min_new_tokens=self.min_new_tokens,
@@ -189,6 +207,9 @@ class GenerateConfig(BaseModel):
             top_k=self.top_k,
             top_p=self.top_p,
             min_p=self.min_p,
+            top_p_decay=self.top_p_decay,
+            top_p_min=self.top_p_min,
+            top_p_reset_ids=self.top_p_reset_ids,
             repetition_penalty=self.repetition_penalty,
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
@@ -198,10 +219,39 @@ class GenerateConfig(BaseModel):
             stop_words=self.stop_words_list,
             stop_strings=self.stop_words_str,
             ignore_eos=self.ignore_eos,
+            eos_ids=self.eos_token_id,
             logprobs=self.logprobs,
+            prompt_logprobs=max(self.prompt_logprobs, 0) if self.calculate_loss else self.prompt_logprobs,
+            return_logits=self.return_logits,
+            select_tokens=[*self.select_tokens_id, *select],
+            return_hidden_states=self.return_hidden_states,
+            rare=self.rare(),
+            beams=self._beams(),
             keep_stop=self.print_stop_words,
             skip_special_tokens=self.skip_special_tokens,
         )
+
+    def grammar(self) -> Grammar | None:
+        names = ("response_format", "json_schema", "regex", "ebnf", "structural_tag")
+        return from_fields({name: getattr(self, name) for name in names})
+
+    def _beams(self) -> Beams | None:
+        if self.num_beams < 2:
+            samplers.refuse_beam_fields(self.length_penalty, self.early_stopping, "num_beams")
+            return None
+        if self.num_return_sequences > 1:
+            message = f"num_return_sequences={self.num_return_sequences}: with num_beams every beam is returned; leave it out"
+            raise RequestError(Fault.unsupported, message, "num_return_sequences")
+        for name in ("return_logits", "return_hidden_states", "return_softmax_probs"):
+            if getattr(self, name):
+                raise RequestError(Fault.unsupported, f"{name}: a beam search has none; leave it out", name)
+        own = {name: getattr(self, name) for name in self._given}
+        return samplers.beams(self.num_beams, self.length_penalty, self.early_stopping, own, samplers.DRAWING)
+
+    @property
+    def sequences(self) -> int:
+        """Outputs of a prompt: every beam is one."""
+        return self.num_beams if self.num_beams > 1 else max(1, self.num_return_sequences)
 
     @property
     def cache_salt(self) -> str:

@@ -6,7 +6,7 @@ import os
 import queue
 import select
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
@@ -18,7 +18,7 @@ from maga_transformer.embedding import Input, Vector, unit
 from maga_transformer.generate_config import GenerateConfig
 from maga_transformer.models.task import EMBED, SCORE
 from maga_transformer.output import SequenceText
-from maga_transformer.request import Fault, Job, RequestError
+from maga_transformer.request import Fault, Job, RequestError, Sampling
 from maga_transformer.startup import load_runtime
 
 if TYPE_CHECKING:
@@ -47,13 +47,19 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class Result:
-    """One prompt's output. With num_return_sequences > 1, `others` holds the further ones."""
+    """One prompt's output. With num_return_sequences or num_beams > 1, `others` holds the further ones, of beams the best first."""
 
     text: str
     token_ids: list[int]
     finish_reason: str  # "stop" or "length"
     usage: Usage
     logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob] | None = None  # of every token of the prompt but the first
+    loss: float | list[float] | None = (
+        None  # calculate_loss: 1: the prompt's perplexity, 2: -ln p of each of its tokens but the first
+    )
+    logits: Vector | None = None  # (tokens, vocab or select_tokens_id)
+    hidden_states: Vector | None = None  # (tokens, hidden)
     others: list[Result] = field(default_factory=list)
 
 
@@ -69,6 +75,7 @@ class LLM:
     def __init__(self, path: str | os.PathLike[str], **settings: object) -> None:
         self._runtime = load_runtime(Config.without_environment(checkpoint_path=os.fspath(path), **settings))
         self.tokenizer = self._runtime.tokenizer
+        self.name = self._runtime.description.names[0]
         self._wake_read, self._wake_write = os.pipe()
         self._thread: threading.Thread | None = threading.Thread(target=self._dispatch, name="maga-events", daemon=True)
         self._thread.start()
@@ -82,7 +89,8 @@ class LLM:
         single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], (int, np.integer)))
         several: Sequence[Any] = [prompts] if single else prompts
         config = self._config(sampling)
-        runs = [_Run(self, job) for job in [self._job(prompt, config) for prompt in several]]
+        jobs = [self._job(prompt, config) for prompt in several]
+        runs = [_Run(self, job, config.calculate_loss) for job in jobs]
         try:
             for run in runs:
                 run.start()
@@ -92,16 +100,32 @@ class LLM:
                 run.cancel()
         return results[0] if single else results
 
-    def stream(self, prompt: str | Sequence[int], **sampling: Any) -> Iterator[str]:
+    def stream(self, prompt: str | Sequence[int], **sampling: Any) -> TextStream:
         """The output's text as it comes. Leaving the loop early cancels the rest."""
         config = self._config(sampling)
-        run = _Run(self, self._job(prompt, config))
-        return run.stream()
+        if config.sequences > 1:
+            raise RequestError(Fault.unsupported, "a stream is of one output; leave num_return_sequences and num_beams out")
+        return TextStream(_Run(self, self._job(prompt, config)))
 
     def chat(self, messages: Sequence[Mapping[str, Any]], **sampling: Any) -> Result:
         """The answer to a conversation, through the model's own chat template."""
+        return self.generate(self._chat_prompt(messages), **sampling)
+
+    def stream_chat(self, messages: Sequence[Mapping[str, Any]], **sampling: Any) -> TextStream:
+        """As `chat`, but the text as it comes."""
+        return self.stream(self._chat_prompt(messages), **sampling)
+
+    def _chat_prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         text = self.tokenizer.apply_chat_template([dict(turn) for turn in messages], None, add_generation_prompt=True)
-        return self.generate(self.tokenizer.encode(text, add_special_tokens=False), **sampling)
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def prompt_logprobs(self, prompts: Sequence[str | Sequence[int]]) -> list[Vector]:
+        """Of each prompt (text or token ids) the log-probability of every token but the first, given those before it:
+        (tokens - 1) in fp32. Raises RequestError."""
+        sampling = Sampling(max_new_tokens=0, prompt_logprobs=0)
+        jobs = [self._runtime.prepare(Job(prompt=self._ids(prompt), sampling=sampling)) for prompt in prompts]
+        scores = [[value for event in events for value, _, _ in event.prompt_logprobs] for events in self._events(jobs)]
+        return [np.array(values, np.float32) for values in scores]
 
     def embed(self, texts: str | Sequence[str], *, dimensions: int | None = None) -> Vector:
         """(width) of one text, or (texts, width), by a model that embeds. Raises RequestError."""
@@ -122,14 +146,27 @@ class LLM:
         return [embedder.relevance(row) for row in self._rows([embedder.encode(query, text, truncate=-1) for text in documents])]
 
     def _rows(self, inputs: Sequence[Input]) -> list[Vector]:
-        runs = [_Run(self, self._runtime.prepare_input(item)) for item in inputs]
+        return [events[-1].embedding for events in self._events([self._runtime.prepare_input(item) for item in inputs])]
+
+    def _events(self, jobs: Sequence[Job]) -> list[list[Event]]:
+        """All that each job tells."""
+        runs = [_Run(self, job) for job in jobs]
         try:
             for run in runs:
                 run.start()
-            return [run.row() for run in runs]
+            return [run.events() for run in runs]
         finally:
             for run in runs:
                 run.cancel()
+
+    @property
+    def context(self) -> int:
+        """Tokens of prompt and output together."""
+        return self._runtime.description.context
+
+    def stats(self) -> dict[str, Any]:
+        """The engine's gauges and counters: EngineStats of cpp/engine/engine.h, field by field."""
+        return self._runtime.engine.stats()
 
     def close(self) -> None:
         """Cancels what runs. Further calls raise."""
@@ -156,16 +193,20 @@ class LLM:
         return GenerateConfig.parse(sampling, self._runtime.description.sampling_defaults)
 
     def _job(self, prompt: str | Sequence[int], config: GenerateConfig) -> Job:
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        select = [self.tokenizer.encode(text, add_special_tokens=False) for text in config.select_tokens_str]
         return self._runtime.prepare(
             Job(
-                prompt=ids,
-                sampling=config.sampling(),
-                sequences=max(1, config.num_return_sequences),
+                prompt=self._ids(prompt),
+                sampling=config.sampling([token for ids in select for token in ids]),
+                sequences=config.sequences,
                 timeout_seconds=config.timeout_seconds,
                 cache_salt=config.cache_salt,
+                grammar=self._runtime.grammars.compile(grammar) if (grammar := config.grammar()) else None,
             )
         )
+
+    def _ids(self, prompt: str | Sequence[int]) -> list[int]:
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
 
     def _dispatch(self) -> None:
         events = self._runtime.engine.event_fd()
@@ -177,10 +218,35 @@ class LLM:
                 return
 
 
+class TextStream(Iterator[str]):
+    """The pieces of an output's text."""
+
+    def __init__(self, run: _Run) -> None:
+        self._last: list[Event] = []
+        self._pieces = run.stream(self._last.append)  # no cycle through self: whoever drops it cancels the rest at once
+
+    def __next__(self) -> str:
+        return next(self._pieces)
+
+    def close(self) -> None:
+        """Cancels the rest."""
+        self._pieces.close()
+
+    @property
+    def usage(self) -> Usage | None:
+        """None until the output has ended."""
+        return _usage(self._last[0]) if self._last else None
+
+
+def _usage(event: Event) -> Usage:
+    return Usage(event.prompt_tokens, event.cached_tokens, event.output_tokens)
+
+
 class _Run:
     """One job on its way through the engine."""
 
-    def __init__(self, llm: LLM, job: Job) -> None:
+    def __init__(self, llm: LLM, job: Job, calculate_loss: int = 0) -> None:
+        self._calculate_loss = calculate_loss
         self._runtime = llm._runtime
         self._job = job
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -209,36 +275,58 @@ class _Run:
                 )
         return event
 
-    def stream(self) -> Iterator[str]:
+    def stream(self, ended: Callable[[Event], None]) -> Generator[str, None, None]:
+        """`ended` gets the last event."""
         text = SequenceText(self._runtime.tokenizer, self._job.sampling)
         self.start()
         try:
             while self._running:
-                delta = text.push(self._next())
+                event = self._next()
+                delta = text.push(event)
+                if event.finish:
+                    ended(event)
                 if delta:
                     yield delta
         finally:
             self.cancel()
 
-    def row(self) -> Vector:
-        return self._next().embedding
+    def events(self) -> list[Event]:
+        events = []
+        while self._running:
+            events.append(self._next())
+        return events
 
     def result(self) -> Result:
         texts = [SequenceText(self._runtime.tokenizer, self._job.sampling) for _ in range(self._job.sequences)]
-        scores: list[list[tuple[float, list[tuple[int, float]]]]] = [[] for _ in texts]
-        last: dict[int, Event] = {}
+        told: list[list[Event]] = [[] for _ in texts]
         while self._running:
             event = self._next()
             texts[event.sequence].push(event)
-            scores[event.sequence] += event.logprobs
-            last[event.sequence] = event
-        results = [self._one(text, score, last[index]) for index, (text, score) in enumerate(zip(texts, scores, strict=True))]
-        return replace(results[0], others=results[1:])
+            told[event.sequence].append(event)
+        results = [self._one(text, events) for text, events in zip(texts, told, strict=True)]
+        return replace(results[0], others=results[1:], **self._of_prompt(told[0]))
 
-    def _one(self, text: SequenceText, scores: list[tuple[float, list[tuple[int, float]]]], event: Event) -> Result:
-        logprobs = (
-            [TokenLogprob(token, value, top) for token, (value, top) in zip(text.tokens, scores, strict=True)] if scores else None
-        )
+    def _one(self, text: SequenceText, events: Sequence[Event]) -> Result:
+        sampling, last = self._job.sampling, events[-1]
+        scores = [score for event in events for score in event.logprobs]
+        chosen = [event for event in events if event.tokens]
         return Result(
-            text.text, text.tokens, event.finish, Usage(event.prompt_tokens, event.cached_tokens, event.output_tokens), logprobs
+            text=text.text,
+            token_ids=text.tokens,
+            finish_reason=last.finish,
+            usage=Usage(last.prompt_tokens, last.cached_tokens, last.output_tokens),
+            logprobs=[TokenLogprob(token, value, top) for token, (value, top) in zip(text.tokens, scores, strict=True)]
+            if sampling.logprobs >= 0
+            else None,
+            logits=np.stack([event.logits for event in chosen]) if sampling.return_logits else None,
+            hidden_states=np.stack([event.hidden_states for event in chosen]) if sampling.return_hidden_states else None,
         )
+
+    def _of_prompt(self, events: Sequence[Event]) -> dict[str, Any]:
+        if self._job.sampling.prompt_logprobs < 0:
+            return {}
+        scores = [score for event in events for score in event.prompt_logprobs]
+        pairs = zip(self._job.prompt[1:], scores, strict=True)
+        losses = [-value for value, _, _ in scores]
+        loss = {0: None, 1: float(np.exp(np.mean(losses))) if losses else 1.0, 2: losses}[self._calculate_loss]
+        return {"prompt_logprobs": [TokenLogprob(token, value, top) for token, (value, _, top) in pairs], "loss": loss}

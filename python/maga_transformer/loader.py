@@ -2,8 +2,8 @@
 
 import logging
 import os
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from maga_transformer import _core
 from maga_transformer.checkpoint import Checkpoint, Source, stored_bytes
-from maga_transformer.formats import Affine, Dense, open_quantized, read_weight
+from maga_transformer.formats import Affine, Canonical, Dense, Float8, open_quantized, read_weight
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +34,8 @@ def load_weights(
     """Packed weights in the order of program.weights. `progress` hears (bytes done, bytes in all) on this thread. Each of the
     `workers` threads (default: one a usable core) holds one unpacked weight, or one matrix of a stack, at a time, and all together
     at most _MOST_BYTES. What a finished weight was read from is given back, so that the process does not seem to hold the model
-    twice. `quantization`: "int8" or "int4" rounds the weights of linears that are stored unquantised, but not the vocabulary's and
-    not those of routers; "" leaves them as they are."""
+    twice. `quantization`: "int8", "int4" or "fp8" rounds the weights of linears that are stored unquantised, but not the
+    vocabulary's and not those of routers; "" leaves them as they are."""
     checkpoint = open_quantized(checkpoint)
     specs = program.weights
     rounded = _linears(program) if quantization else set()
@@ -70,6 +70,14 @@ def load_weights(
     return [weight for weight in weights if weight is not None]
 
 
+def tell_of_widened(weights: Sequence[_core.Weight]) -> None:
+    """One line, where the device has no kernels for some quantised weights and holds them as dense values."""
+    reasons = Counter(weight.widened for weight in weights if weight.widened)
+    if reasons:
+        shown = "; ".join(f"{count}: {reason}" for reason, count in reasons.items())
+        log.warning("%d quantised weights are held as dense values on this device (%s)", reasons.total(), shown)
+
+
 def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -89,7 +97,7 @@ def _linears(program: _core.Program) -> set[int]:
 def _load(
     backend: _core.Backend, checkpoint: Checkpoint, name: str, sources: list[str], shape: list[int], quantization: str
 ) -> _core.Weight:
-    def read(part: list[str]) -> Affine | Dense:
+    def read(part: list[str]) -> Canonical:
         weight = read_weight(checkpoint, part)
         return _quantized(weight, name, quantization) if quantization and isinstance(weight, Dense) else weight
 
@@ -99,19 +107,26 @@ def _load(
             weight = read(sources[first : first + each])
             if isinstance(weight, Dense):
                 stack.add_dense(_plain(weight.values), weight.dtype)
+            elif isinstance(weight, Float8):
+                stack.add_float8(_plain(weight.codes), block=weight.block, scale=weight.scale)
             else:
                 stack.add_affine(weight.codes, **_numbers(weight))
         return stack.finish()
     weight = read(sources)
     if isinstance(weight, Dense):
         return backend.pack_dense(name, shape, _plain(weight.values), weight.dtype)
+    if isinstance(weight, Float8):
+        return backend.pack_float8(name, shape, _plain(weight.codes), block=weight.block, scale=weight.scale)
     return backend.pack_affine(name, shape, weight.codes, **_numbers(weight))
 
 
-def _quantized(weight: Dense, name: str, quantization: str) -> Affine | Dense:
-    """int8: a scale a row; int4: a scale a group of 128 columns, or of as many as divide them. A matrix that no group divides stays
-    as it is."""
+def _quantized(weight: Dense, name: str, quantization: str) -> Canonical:
+    """int8, fp8: a scale a row; int4: a scale a group of 128 columns, or of as many as divide them. A matrix that no group divides
+    stays as it is."""
     columns = weight.values.shape[1]
+    if quantization == "fp8":
+        codes, scale = _core.quantize_fp8(_plain(weight.values), weight.dtype, name=name)
+        return Float8(codes, (1, columns), scale)
     bits, group = (8, columns) if quantization == "int8" else (4, next((g for g in _GROUPS if columns % g == 0), 0))
     if group == 0 or columns % 16:
         log.warning("%s has %d columns: it is not quantised", name, columns)

@@ -12,11 +12,20 @@ def available_bytes(root: Path = Path("/")) -> int:
     return min([_mem_available(root), *_cgroup_room(root)])
 
 
+def memory_bytes(root: Path = Path("/")) -> int:
+    """Of the machine."""
+    return _meminfo(root, "MemTotal")
+
+
 def _mem_available(root: Path) -> int:
+    return _meminfo(root, "MemAvailable")
+
+
+def _meminfo(root: Path, name: str) -> int:
     for line in (root / "proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
+        if line.startswith(name + ":"):
             return int(line.split()[1]) * 1024
-    raise RuntimeError("/proc/meminfo has no MemAvailable line")
+    raise RuntimeError(f"/proc/meminfo has no {name} line")
 
 
 def _cgroup_room(root: Path) -> list[int]:

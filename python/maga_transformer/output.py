@@ -33,7 +33,7 @@ class SequenceText:
         self.stop: str | int | None = None
         self._tokenizer = tokenizer
         self._sampling = sampling
-        self._stream = tokenizer.decode_stream(skip_special_tokens=sampling.skip_special_tokens)
+        self._stream = tokenizer.decode_stream(sampling.skip_special_tokens, sampling.keep_special)
         self._decoded = 0  # tokens that went through the stream
         self._pending = ""
 
@@ -54,7 +54,7 @@ class SequenceText:
         return delta
 
     def _decode(self, tokens: Sequence[int]) -> str:
-        return self._tokenizer.decode(tokens, skip_special_tokens=self._sampling.skip_special_tokens)
+        return self._tokenizer.decode(tokens, self._sampling.skip_special_tokens, self._sampling.keep_special)
 
     def _whole(self, event: Event) -> str:
         """The final text. A sequence that ends at a token limit loses nothing; one that ends at a stop word loses that."""

@@ -15,11 +15,13 @@ from maga_transformer.config import Config
 from maga_transformer.embedding import Embedder, Input
 from maga_transformer.models.task import GENERATE, Task
 from maga_transformer.request import Fault, Job, RequestError, Sampling, quote
+from maga_transformer.structured import Compiler, MaskWorker
 
 if TYPE_CHECKING:
     from maga_transformer.tokenizer import Tokenizer
 
 Sink = Callable[["_core.Event"], None]
+_MOST_BREAKERS = 1024  # texts whose tokens are remembered
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +38,22 @@ class Description:
     kv_measured: str  # how the size was found
     weight_bytes: int
     buffer_bytes: int
+    bytes_per_second: float  # of the device's memory: of a GPU as specified, of a CPU as measured at the start
     card_bytes: int  # memory of the GPU; 0 on a CPU
     load_seconds: float
     sampling_defaults: Mapping[str, Any]
     task: Task
     segment_shift: int  # of the positions of a second text
     embedding_width: int  # 0: the model generates
+    whole_prompts: bool  # a step must bring all of an input
     prefix: str  # "8 virtual tokens from /path" before every prompt; "": none
+
+
+@dataclass
+class _Running:
+    sink: Sink
+    sequences: int  # that have not ended
+    grammar: int  # of the masks; 0: none
 
 
 class Runtime:
@@ -57,12 +68,16 @@ class Runtime:
         self.tokenizer = tokenizer
         self.token_bytes = token_bytes
         self.description = description
-        limits = (description.context, config.max_num_batched_tokens, description.task.max_tokens)
+        step = config.max_num_batched_tokens if description.whole_prompts else 0
+        limits = (description.context, step, description.task.max_tokens)
         longest = min(limit for limit in limits if limit)
-        self.embedder = Embedder(tokenizer, description.task, longest)
+        self.embedder = Embedder(tokenizer, description.task, longest, description.embedding_width)
         self.draining = False
-        self.on_finish: Callable[[_core.Event], None] = lambda event: None
-        self._jobs: dict[int, tuple[Sink, int]] = {}  # request -> its sink, and how many sequences still run
+        self._breakers: dict[str, int] = {}
+        self.on_event: Callable[[_core.Event], None] = lambda event: None
+        self.grammars = Compiler(tokenizer, token_bytes)
+        self._masks = MaskWorker(engine.masks(), token_bytes)
+        self._jobs: dict[int, _Running] = {}  # by request
         self._lock = threading.Lock()  # an event must not be dispatched before submit has noted its sink
 
     @property
@@ -92,6 +107,16 @@ class Runtime:
                 "prompt",
             )
         given, config = job.sampling, self.config
+        if job.grammar is not None and given.beams is not None:
+            raise RequestError(Fault.unsupported, "a beam search cannot follow a grammar: leave one of them out")
+        beams = given.beams
+        if beams is not None and beams.width > config.max_num_seqs:
+            raise RequestError(
+                Fault.parameter,
+                f"{beams.width} beams were asked for (num_beams, or best_of and n); at most {config.max_num_seqs} run at once "
+                "(MAX_NUM_SEQS)",
+                "num_beams",
+            )
         if job.sequences > config.max_num_seqs:
             raise RequestError(
                 Fault.parameter,
@@ -115,6 +140,7 @@ class Runtime:
             top_k=min(given.top_k, vocab),
             stop_strings=stop_strings,
             stop_words=stop_words,
+            rare=self._named_breakers(given.rare),
         )
         self._check_ids(sampling)
         return dataclasses.replace(job, sampling=sampling)
@@ -131,6 +157,12 @@ class Runtime:
         lists: list[tuple[str, Sequence[int]]] = [
             ("logit_bias", list(sampling.logit_bias)),
             ("stop_token_ids", sampling.stop_token_ids),
+            ("select_tokens_id", sampling.select_tokens),
+            ("top_p_reset_ids", sampling.top_p_reset_ids),
+            ("eos_token_id", sampling.eos_ids or ()),
+            ("custom_token_bans", sampling.rare.get("token_bans", ())),
+            ("allowed_token_ids", sampling.rare.get("allowed_tokens", ())),
+            *(("token_ban_ranges", ids) for ids, _, _ in sampling.rare.get("token_ban_ranges", ())),
         ]
         lists += [("bad_words_list", ids) for ids in sampling.bad_words] + [("stop_words_list", ids) for ids in sampling.stop_words]
         for name, ids in lists:
@@ -139,6 +171,20 @@ class Runtime:
                     raise RequestError(
                         Fault.parameter, f"{name}: token id {quote(token)} is outside the vocabulary, valid: 0 to {vocab - 1}", name
                     )
+
+    def _named_breakers(self, rare: Mapping[str, Any]) -> dict[str, Any]:
+        """DRY's breakers as tokens: the last one of each text behind a letter, as Aphrodite takes it."""
+        given = dict(rare)
+        texts = given.pop("dry_sequence_breakers", None)
+        if texts is None:
+            return given
+        for text in texts:
+            if text not in self._breakers:
+                ids = self.tokenizer.encode("a" + text, add_special_tokens=False)
+                if len(self._breakers) >= _MOST_BREAKERS:
+                    self._breakers.clear()
+                self._breakers[text] = ids[-1]
+        return {**given, "dry_breakers": [self._breakers[text] for text in texts]}
 
     def prepare_input(self, item: Input) -> Job:
         """Of something to embed or to score; its one event has the result."""
@@ -157,6 +203,7 @@ class Runtime:
             if job.segment_start is None
             else {"segment_start": job.segment_start, "segment_shift": self.description.segment_shift}
         )
+        grammar = self._masks.register(job.grammar) if job.grammar else 0
         with self._lock:
             try:
                 request = self.engine.submit(
@@ -166,25 +213,36 @@ class Runtime:
                     priority=job.priority,
                     timeout_seconds=job.timeout_seconds,
                     cache_salt=job.cache_salt,
+                    grammar=grammar,
                     **segment,
                 )
             except _core.BusyError as error:
+                self._masks.forget(grammar)
                 raise RequestError(Fault.busy, str(error)) from None
             except ValueError as error:
+                self._masks.forget(grammar)
                 raise RequestError(Fault.parameter, str(error)) from None
-            self._jobs[request] = (sink, job.sequences)
+            self._jobs[request] = _Running(sink, job.sequences, grammar)
         return request
 
     def _params(self, sampling: Sampling) -> _core.SamplingParams:
         own_stops = self.config.force_stop_words_str or self.config.force_stop_words_list
-        eos = [] if sampling.ignore_eos or own_stops else self.tokenizer.eos_ids
+        eos = [] if sampling.ignore_eos or own_stops else self.tokenizer.eos_ids if sampling.eos_ids is None else sampling.eos_ids
+        rare = dict(sampling.rare)
+        if sampling.beams:
+            beams = sampling.beams
+            rare |= {"beam_width": beams.width, "length_penalty": beams.length_penalty, "beam_stop": beams.stop}
         return _core.SamplingParams(
+            **rare,
             max_new_tokens=sampling.max_new_tokens,
             min_new_tokens=sampling.min_new_tokens,
             temperature=sampling.temperature,
             top_k=sampling.top_k,
             top_p=sampling.top_p,
             min_p=sampling.min_p,
+            top_p_decay=sampling.top_p_decay,
+            top_p_min=sampling.top_p_min,
+            top_p_reset_ids=list(sampling.top_p_reset_ids),
             repetition_penalty=sampling.repetition_penalty,
             presence_penalty=sampling.presence_penalty,
             frequency_penalty=sampling.frequency_penalty,
@@ -195,6 +253,10 @@ class Runtime:
             stop_strings=[text.encode() for text in sampling.stop_strings],
             stop_token_ids=sorted({*eos, *sampling.stop_token_ids}),
             logprobs=sampling.logprobs,
+            prompt_logprobs=sampling.prompt_logprobs,
+            return_logits=sampling.return_logits,
+            select_tokens=list(sampling.select_tokens),
+            return_hidden_states=sampling.return_hidden_states,
         )
 
     def cancel(self, request: int) -> None:
@@ -211,12 +273,10 @@ class Runtime:
                 entry = self._jobs.get(event.request)
                 if entry is None:
                     continue
-                sink, running = entry
                 if event.finish:
-                    if running == 1:
+                    entry.sequences -= 1
+                    if entry.sequences == 0:
                         del self._jobs[event.request]
-                    else:
-                        self._jobs[event.request] = (sink, running - 1)
-            sink(event)
-            if event.finish:
-                self.on_finish(event)
+                        self._masks.forget(entry.grammar)
+            entry.sink(event)
+            self.on_event(event)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from maga_transformer import _core, checkpoint, loader, models, tokenizer
+from maga_transformer import _core, checkpoint, kv_cache, loader, models, tokenizer
 from maga_transformer.adapters.ptuning import Tuned, find_ptuning, open_ptuning
 from maga_transformer.checkpoint.files import read_json_object
 from maga_transformer.config import Config, ConfigError
 from maga_transformer.device import Device, compute_dtype, cuda_backend, find_device
 from maga_transformer.generate_config import GenerateConfig
+from maga_transformer.measure import memory_bandwidth
 from maga_transformer.memory import available_bytes
 from maga_transformer.models import Family
 from maga_transformer.models.irregular import sparse_keys
@@ -24,6 +26,8 @@ from maga_transformer.request import RequestError
 from maga_transformer.runtime import Description, Runtime
 
 log = logging.getLogger(__name__)
+
+_PROBE_MEBIBYTES = 16  # a core, to measure a CPU's memory in some 10 ms
 
 
 def load_runtime(config: Config) -> Runtime:
@@ -38,10 +42,6 @@ def load_runtime(config: Config) -> Runtime:
         device = find_device(config.device)
     except ValueError as error:
         raise ConfigError(f"DEVICE={config.device}: {error}") from None
-    if config.quantization and device.card:
-        raise ConfigError(
-            f"QUANTIZATION={config.quantization}: a GPU has no kernels for quantised weights yet; leave it unset, or DEVICE=cpu"
-        )
     config = config.for_device(device.defaults)
     source = checkpoint.open_checkpoint(config.checkpoint_path, config.load_format)
     if config.sparse_config_file:
@@ -51,9 +51,15 @@ def load_runtime(config: Config) -> Runtime:
     prefix = tuned.tokens if tuned else 0
     backend, own_kv_dtype = make_backend(config, device, source.dtype(family.embedding))
     words = tokenizer.load_tokenizer(config.tokenizer_path or None, source)
-    kv_dtype = config.kv_cache_dtype if config.kv_cache_dtype != "auto" else own_kv_dtype
+    if config.chat_template:
+        words.set_chat_template(*read_chat_template(config.chat_template))
+    adaptive = config.kv_cache_dtype == "adaptive"
+    kv_dtypes = [{"auto": own_kv_dtype, "adaptive": "int8"}.get(config.kv_cache_dtype, config.kv_cache_dtype)]
+    kv_dtypes *= len(program.cache_layers)
+    if "fp8_e4m3" in kv_dtypes:
+        kv_cache.state_scales(program, family.checkpoint)
     page_tokens = config.seq_size_per_block
-    page_bytes = program.page_bytes(page_tokens, kv_dtype)
+    page_bytes = program.page_bytes(page_tokens, kv_dtypes)
     taken = tuned.tokens if tuned and tuned.has_positions else 0
     positions = program.max_positions - taken
     if positions < 1:
@@ -67,10 +73,26 @@ def load_runtime(config: Config) -> Runtime:
     free = device.card.free_bytes if device.card else available_bytes()
     given = pool.given(free)  # a size that cannot be should not cost a load
 
+    bytes_per_second = device.card.bytes_per_second if device.card else memory_bandwidth(_PROBE_MEBIBYTES)
     with loading_progress() as progress:
         weights = loader.load_weights(backend, program, source, progress=progress, quantization=config.quantization)
+    loader.tell_of_widened(weights)
     if tuned:
         weights += tuned.add_to(program, backend)
+    kv_shown = kv_cache.summary(kv_dtypes) if kv_dtypes else own_kv_dtype
+    if adaptive and kv_dtypes:
+        ids = words.encode(kv_cache.CALIBRATION_TEXT)[: min(kv_cache.CALIBRATION_TOKENS, context)]
+        choice = kv_cache.choose_dtypes(
+            functools.partial(kv_cache.logits_of, backend, program, weights, ids, page_tokens),
+            len(kv_dtypes),
+            own_kv_dtype,
+            config.kv_cache_error,
+        )
+        kv_dtypes = choice.dtypes
+        kv_shown = f"{kv_cache.summary(kv_dtypes)} (logits within {choice.error:.2%})"
+        page_bytes = program.page_bytes(page_tokens, kv_dtypes)
+        pool = replace(pool, page_bytes=page_bytes)
+        given = pool.given(free)
 
     def executable(pages: int) -> _core.Executable:
         return backend.load(
@@ -78,10 +100,10 @@ def load_runtime(config: Config) -> Runtime:
             weights,
             tokens=config.max_num_batched_tokens,
             sequences=config.max_num_seqs,
-            logit_rows=config.max_num_seqs,
+            logit_rows=config.max_num_batched_tokens if program.row_per_token else config.max_num_seqs,
             pages=pages,
             page_tokens=page_tokens,
-            kv_dtype=kv_dtype,
+            kv_dtype=kv_dtypes or own_kv_dtype,
         )
 
     if given is not None:
@@ -109,8 +131,8 @@ def load_runtime(config: Config) -> Runtime:
         prefix=list(range(program.vocab, program.vocab + prefix)),
         prefix_in_pages=tuned is not None and tuned.in_pages,
         prefix_has_positions=tuned is None or tuned.has_positions,
-        bytes_per_second=device.card.bytes_per_second if device.card else 0.0,
-        flops_per_second=device.card.flops_per_second if device.card and kv_dtype != "fp32" else 0.0,
+        bytes_per_second=bytes_per_second,
+        flops_per_second=device.card.flops_per_second if device.card and own_kv_dtype != "fp32" else 0.0,
         weight_bytes=[float(weight.bytes) for weight in weights],
         fault=config.fault,
     )
@@ -121,18 +143,20 @@ def load_runtime(config: Config) -> Runtime:
         family=program.family,
         device=backend.describe(),
         context=longest - prefix,
-        kv_dtype=kv_dtype,
+        kv_dtype=kv_shown,
         kv_bytes=pages * page_bytes,
         kv_tokens=pages * page_tokens,
         kv_measured=measured,
         weight_bytes=sum(weight.bytes for weight in weights),
         buffer_bytes=buffer_bytes,
+        bytes_per_second=bytes_per_second,
         card_bytes=device.card.total_bytes if device.card else 0,
         load_seconds=time.monotonic() - started,
         sampling_defaults=defaults,
         task=family.task,
         segment_shift=family.segment_shift(),
-        embedding_width=program.logits_width if program.embeds else 0,
+        embedding_width=0 if not program.embeds else family.hidden if program.row_per_token else program.logits_width,
+        whole_prompts=program.whole_prompts,
         prefix=f"{prefix} virtual tokens from {tuned.file}" if tuned else "",
     )
     runtime = Runtime(config, engine, words, token_bytes, description)
@@ -143,6 +167,16 @@ def load_runtime(config: Config) -> Runtime:
             f"STOP_WORDS_STR, STOP_WORDS_LIST, FORCE_STOP_WORDS_STR, FORCE_STOP_WORDS_LIST: no request could use these: {error}"
         ) from None
     return runtime
+
+
+def read_chat_template(setting: str) -> tuple[str, str]:
+    """The template, and what to call it in messages."""
+    if "{" in setting:  # no file's name
+        return setting, "CHAT_TEMPLATE"
+    try:
+        return Path(setting).read_text(encoding="utf-8"), setting
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"CHAT_TEMPLATE={setting}: {error}") from None
 
 
 def read_sparse_config(path: str) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """RTP-LLM's environment variables that mean something this engine cannot do yet (refused) or need not do (no effect)."""
 
+from dataclasses import dataclass
+
 _OFF = frozenset({"", "0", "false", "off", "no", "none"})
 _ONE = frozenset({"", "1"})
 _UNSET = frozenset({""})
@@ -22,9 +24,10 @@ REFUSED: dict[str, tuple[frozenset[str], str]] = {
     "GANG_CONFIG_STRING": (_UNSET, f"a multi-node member list {_FILES}"),
     "GANG_ANNOCATION_PATH": (_UNSET, f"a multi-node member list {_FILES}"),
     "USE_FLOAT32": (_OFF, "not supported; valid: ACT_TYPE=fp32 for exact arithmetic"),
-    "INT8_KV_CACHE": (_OFF, "not supported yet; valid: KV_CACHE_DTYPE=fp16, bf16 or fp32"),
-    "FP8_KV_CACHE": (_OFF, "not supported yet; valid: KV_CACHE_DTYPE=fp16, bf16 or fp32"),
-    "BLOCKWISE_USE_FP8_KV_CACHE": (_OFF, "not supported yet; valid: KV_CACHE_DTYPE=fp16, bf16 or fp32"),
+    "BLOCKWISE_USE_FP8_KV_CACHE": (
+        _OFF,
+        "scales of blocks are not supported; valid: FP8_KV_CACHE=1, whose scales are by head and token",
+    ),
     "LORA_INFO": (frozenset({"", "{}"}), "LoRA adapters are not supported yet; valid: {}, or leave it unset"),
     "MULTI_TASK_PROMPT": (_UNSET, f"a file of system prompts {_FILES}"),
     "MULTI_TASK_PROMPT_STR": (frozenset({"", "[]"}), f"a list of system prompts {_FILES}"),
@@ -37,7 +40,6 @@ REFUSED: dict[str, tuple[frozenset[str], str]] = {
     "VIT_TRT": (_OFF, "vision towers are not supported yet; valid: 0, or leave it unset"),
     "VIT_SEPARATION": (_OFF, "vision towers are not supported yet; valid: 0, or leave it unset"),
     "MODEL_TEMPLATE_TYPE": (_UNSET, "built-in chat formats are not supported yet; the checkpoint's own template is used"),
-    "THINK_MODE": (_OFF, "reasoning parsing is not supported yet; valid: 0, or leave it unset"),
     "FT_PLUGIN_PATH": (_UNSET, f"a plugin file {_FILES}"),
     "CONCURRENCY_WITH_BLOCK": (_OFF, "not supported; requests wait in a bounded queue anyway (MAX_QUEUE), leave it unset"),
     "PD_SEPARATION": (_OFF, "separate prefill and decode servers are not supported yet; valid: 0, or leave it unset"),
@@ -68,7 +70,43 @@ INEFFECTIVE = (
     "DIST_BARRIER_TIMEOUT",
     "GEN_NUM_PER_CIRCLE",
     "MERGE_LORA",
+    "THINK_MODE",
     "MAX_LORA_MODEL_SIZE",
     "PY_INFERENCE_LOG_RESPONSE",
     "LOG_FILE_BACKUP_COUNT",
+)
+
+
+@dataclass(frozen=True)
+class ForeignFlag:
+    """A flag of vLLM's `serve`. `neutral` None: it has no effect here, whatever its value."""
+
+    flags: tuple[str, ...]
+    reason: str
+    takes_value: bool = True
+    neutral: frozenset[str] | None = None
+
+
+_LOCAL = "checkpoints are files on this machine; download them first, and give their folder"
+FOREIGN_FLAGS = (
+    ForeignFlag(("--tensor-parallel-size", "-tp"), _SINGLE, neutral=_ONE),
+    ForeignFlag(("--pipeline-parallel-size", "-pp"), _SINGLE, neutral=_ONE),
+    ForeignFlag(("--data-parallel-size", "-dp"), _SINGLE, neutral=_ONE),
+    ForeignFlag(("--enable-expert-parallel",), _SINGLE, takes_value=False, neutral=_OFF),
+    ForeignFlag(("--enable-lora",), "LoRA adapters are not supported yet", takes_value=False, neutral=_OFF),
+    ForeignFlag(("--lora-modules",), "LoRA adapters are not supported yet", neutral=_UNSET),
+    ForeignFlag(("--speculative-config",), "speculative decoding is not supported yet", neutral=_UNSET),
+    ForeignFlag(("--cpu-offload-gb",), "weights stay where the model runs; valid: 0", neutral=_OFF),
+    ForeignFlag(("--revision",), _LOCAL, neutral=_UNSET),
+    ForeignFlag(("--download-dir",), _LOCAL, neutral=_UNSET),
+    ForeignFlag(("--seed",), "a request names its seed (seed, random_seed); others draw one"),
+    ForeignFlag(("--swap-space",), "a preempted sequence is computed again, nothing is swapped"),
+    ForeignFlag(("--max-seq-len-to-capture",), "every length is captured"),
+    ForeignFlag(("--distributed-executor-backend",), "one process runs the model"),
+    ForeignFlag(("--tokenizer-mode",), "the checkpoint's files say which tokenizer it is"),
+    ForeignFlag(("--trust-remote-code",), "no code of a checkpoint ever runs", takes_value=False),
+    ForeignFlag(("--enforce-eager",), "steps are captured where they can be", takes_value=False),
+    ForeignFlag(("--enable-chunked-prefill",), "long prompts always come in chunks", takes_value=False),
+    ForeignFlag(("--disable-log-requests",), "requests are logged with --ft-server-test or --log-level INFO", takes_value=False),
+    ForeignFlag(("--disable-log-stats",), "statistics are logged with --log-level INFO", takes_value=False),
 )

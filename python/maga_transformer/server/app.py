@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -13,63 +12,63 @@ from uuid import uuid4
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from maga_transformer import __version__
+from maga_transformer.chat.dialect import find_dialect
 from maga_transformer.models.task import GENERATE
 from maga_transformer.request import Fault, RequestError
 from maga_transformer.runtime import Runtime
-from maga_transformer.server import embeddings, openai, raw, status
+from maga_transformer.server.auth import Keys
 from maga_transformer.server.errors import as_request_error, error_response
+from maga_transformer.server.log import RequestRecord, current, log_request
 from maga_transformer.server.metrics import Metrics
+from maga_transformer.server.routes import routes
 from maga_transformer.server.state import State
 from maga_transformer.server.streaming import ClientGone
+from maga_transformer.server.tracing import Tracer
+from maga_transformer.server.watchdog import Watchdog
 
 log = logging.getLogger("maga_transformer.requests")
 
-_HEALTH = ("/health", "/status", "/GraphService/cm2_status", "/SearchService/cm2_status")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
 def create_app(runtime: Runtime) -> FastAPI:
-    metrics = Metrics(runtime)
-    runtime.on_finish = metrics.finished
-    state = State(runtime, ThreadPoolExecutor(2, "tokenise"), metrics, status.StallWatch())
+    config = runtime.config
+    watchdog = Watchdog(runtime)
+    metrics = Metrics(runtime, watchdog)
+    tracer = Tracer(config, runtime.description.names[0]) if config.otlp_traces_endpoint else None
+    runtime.on_event = metrics.event
+    dialect = find_dialect(runtime.tokenizer.chat_templates, config.tool_call_parser, config.reasoning_parser)
+    keys = Keys(config.api_key, config.admin_api_key)
+    state = State(runtime, ThreadPoolExecutor(2, "tokenise"), metrics, watchdog, dialect, keys)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         loop, events = asyncio.get_running_loop(), runtime.engine.event_fd()
         loop.add_reader(events, runtime.dispatch)
+        watchdog.start(loop)
         yield
+        watchdog.stop()
+        if tracer:
+            tracer.close()
         loop.remove_reader(events)
         state.tokenising.shutdown(wait=False, cancel_futures=True)
 
     app = FastAPI(title="maga_transformer", version=__version__, lifespan=lifespan, openapi_url=None)
     app.state.maga = state
-    generates = runtime.description.task.kind == GENERATE
-    app.add_api_route("/", raw.raw if generates else embeddings.embeddings, methods=["POST"])  # as in RTP-LLM
-    app.add_api_route("/", status.home, methods=["GET"])
-    for path in _HEALTH:
-        app.add_api_route(path, status.health, methods=["GET", "POST"])
-    app.add_api_route("/health_check", status.health, methods=["POST"])
-    app.add_api_route("/worker_status", status.worker_status, methods=["GET"])
-    app.add_api_route("/metrics", status.metrics, methods=["GET"])
-    for prefix in ("/v1", ""):
-        app.add_api_route(prefix + "/chat/completions", openai.chat_completions, methods=["POST"])
-        app.add_api_route(prefix + "/completions", openai.completions, methods=["POST"])
-        app.add_api_route(prefix + "/models", openai.models, methods=["GET"])
-        app.add_api_route(prefix + "/embeddings", embeddings.embeddings, methods=["POST"])
-        app.add_api_route(prefix + "/rerank", embeddings.rerank, methods=["POST"])
-        app.add_api_route(prefix + "/score", embeddings.score, methods=["POST"])
-    app.add_api_route("/v1/embeddings/similarity", embeddings.similarity, methods=["POST"])
-    app.add_api_route("/v1/reranker", embeddings.reranker, methods=["POST"])
-    app.add_api_route("/tokenizer/encode", status.tokenizer_encode, methods=["POST"])
-    app.add_api_route("/tokenize", status.tokenize, methods=["POST"])
-    app.add_api_route("/detokenize", status.detokenize, methods=["POST"])
+    for route in routes(generates=runtime.description.task.kind == GENERATE):
+        app.add_api_route(route.path, route.endpoint, methods=list(route.methods))
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_middleware(_Door, state=state)
+    app.add_middleware(_Door, state=state, tracer=tracer)
+    if config.allowed_origins:  # outside of the door: a browser asks before it sends a key, and must be able to read refusals
+        app.add_middleware(
+            CORSMiddleware, allow_origins=config.allowed_origins, allow_methods=["*"], allow_headers=["*"], expose_headers=["*"]
+        )
     return app
 
 
@@ -87,43 +86,43 @@ async def _http_error(request: Request, error: Exception) -> Response:
 class _Door:
     """Every request passes once: it gets an id, an answer whatever happens, and a line in the log without its text."""
 
-    def __init__(self, app: ASGIApp, state: State) -> None:
+    def __init__(self, app: ASGIApp, state: State, tracer: Tracer | None) -> None:
         self._app = app
         self._state = state
+        self._tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         request_id = _request_id(scope)
-        started, status_code = time.monotonic(), 0
+        record = RequestRecord(request_id.decode(), scope["method"], scope["path"])
+        token = current.set(record)
 
         async def send_with_id(message: Message) -> None:
-            nonlocal status_code
             if message["type"] == "http.response.start":
-                status_code = message["status"]
+                record.status = message["status"]
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
             await send(message)
 
         try:
+            self._state.keys.check(scope)
             await self._app(scope, receive, send_with_id)
         except ClientGone:
-            status_code = 499
+            record.status = 499
         except Exception as error:
             refused = as_request_error(error)
-            if status_code:
+            record.error = refused.fault.value
+            if record.status:
                 raise  # the head is out: the server closes the connection, which tells the client
             self._state.metrics.rejected(refused.fault)
             await error_response(refused, scope["path"])(scope, receive, send_with_id)
+        finally:
+            current.reset(token)
         if not scope.get("state", {}).get("private"):
-            log.info(
-                "%s %s %s %d %.1f ms",
-                request_id.decode(),
-                scope["method"],
-                scope["path"],
-                status_code,
-                (time.monotonic() - started) * 1e3,
-            )
+            fields = log_request(log, record)
+            if self._tracer and record.method == "POST":
+                self._tracer.record(fields, {key.decode("latin-1"): value.decode("latin-1") for key, value in scope["headers"]})
 
 
 def _request_id(scope: Scope) -> bytes:

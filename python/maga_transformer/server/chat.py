@@ -1,72 +1,130 @@
-"""Messages to a prompt, through the model's own chat template."""
+"""A conversation to a prompt through the model's own chat template, and how to read the answer."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from maga_transformer.chat.dialect import Dialect
+from maga_transformer.chat.fallback import without_tools
+from maga_transformer.chat.pieces import Reader
+from maga_transformer.chat.tool_grammar import tool_grammar
 from maga_transformer.request import Fault, RequestError, quote
+from maga_transformer.server.messages import length_of, turns_of
 from maga_transformer.server.prompts import encode_text, off_loop
 from maga_transformer.server.state import State
+from maga_transformer.server.tools import Tools
+from maga_transformer.structured.grammar import Grammar
 
-_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-_OTHER_PARTS = ("image_url", "input_audio", "video_url", "audio_url", "file")
+_OURS = "messages tools documents add_generation_prompt continue_final_message chat_template"
+_TRANSFORMERS = "conversation tokenize tokenizer_kwargs padding truncation max_length return_tensors return_dict"
+_RESERVED = frozenset(f"{_OURS} {_TRANSFORMERS}".split())
+_MAX_VARIABLES = 64
 
 
-async def render_chat(state: State, messages: Sequence[Any], *, add_generation_prompt: bool = True) -> list[int]:
-    """Token ids. The template writes the beginning-of-text token itself, so none is added."""
-    turns = [_message(index, message) for index, message in enumerate(messages)]
-    if not turns:
-        raise RequestError(Fault.no_prompt, "messages is an empty list", "messages")
-    tokenizer = state.runtime.tokenizer
-    if not tokenizer.chat_template:
+@dataclass(frozen=True, kw_only=True)
+class Conversation:
+    """What every chat route asks for."""
+
+    messages: Sequence[Any]
+    tools: Tools = field(default_factory=Tools)
+    variables: Mapping[str, Any] = field(default_factory=dict)  # of the template
+    documents: Sequence[Any] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False  # the template writes them itself
+    template: str | None = None  # instead of the model's
+    split_reasoning: bool = True
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    ids: list[int]
+    text: str
+    tools: Tools
+    dialect: Dialect
+    split_reasoning: bool
+
+    def reader(self) -> Reader:
+        """A new one for each answer."""
+        most = None if self.tools.parallel else 1
+        return self.dialect.reader(self.text, self.tools.schemas or None, most, split=self.split_reasoning)
+
+    def visible(self, state: State) -> frozenset[int]:
+        """Special tokens that the reader must see."""
+        tokenizer = state.runtime.tokenizer
+        found = {tokenizer.token_id(text) for text in self.dialect.markers(tools=bool(self.tools.schemas))}
+        return frozenset(token for token in found if token is not None and token in tokenizer.special_ids) - tokenizer.eos_ids
+
+    def grammar(self, asked: Grammar | None) -> Grammar | None:
+        """What the answer must follow, once it has come behind its thoughts."""
+        if self.tools.must_call and self.dialect.tools is not None:
+            if asked is not None:
+                raise RequestError(Fault.parameter, f"{asked.field} and tool_choice: only one of them can hold", asked.field)
+            asked = tool_grammar(self.dialect.tools, self.tools.schemas, several=self.tools.parallel, field="tool_choice")
+        elif self.tools.must_call:
+            raise RequestError(
+                Fault.unsupported, "tool_choice: calls of this model cannot be enforced; valid: auto, none", "tool_choice"
+            )
+        return asked and Grammar(asked.text, asked.field, self.dialect.answer_begins_after(self.text))
+
+
+async def render_chat(state: State, asked: Conversation) -> ChatPrompt:
+    tokenizer, dialect = state.runtime.tokenizer, state.dialect
+    turns = turns_of(asked.messages)
+    if not tokenizer.chat_template and asked.template is None:
         raise RequestError(
-            Fault.unsupported, "the model has no chat template: use /v1/completions, or POST / with prompt", "messages"
+            Fault.unsupported,
+            "the model has no chat template: give one with --chat-template, or use /v1/completions, or POST / with prompt",
+            "messages",
         )
-    characters = sum(_length(turn["content"]) for turn in turns)
+    if asked.continue_final_message and (asked.add_generation_prompt or turns[-1]["role"] != "assistant"):
+        raise RequestError(
+            Fault.parameter,
+            "continue_final_message needs add_generation_prompt: false, and an assistant's message as the last one",
+            "continue_final_message",
+        )
+    variables = _variables(asked.variables, tokenizer.special_texts)
+    shown = asked.tools.listed if asked.tools.named or asked.tools.choice != "none" else ()
+    if not dialect.template_knows_tools:
+        turns, shown = without_tools(turns, shown), ()
+
+    def render() -> str:
+        text = tokenizer.apply_chat_template(
+            turns,
+            list(shown) or None,
+            add_generation_prompt=asked.add_generation_prompt,
+            template=asked.template,
+            documents=asked.documents,
+            **variables,
+        )
+        return _cut_behind(text, turns[-1]["content"]) if asked.continue_final_message else text
+
     try:
-        text = await off_loop(
-            state, characters, lambda: tokenizer.apply_chat_template(turns, None, add_generation_prompt=add_generation_prompt)
-        )
+        text = await off_loop(state, length_of(turns), render)
     except ValueError as error:
         raise RequestError(Fault.parameter, f"messages: {error}", "messages") from None
-    return await encode_text(state, text, add_special_tokens=False, field="messages")
+    ids = await encode_text(state, text, add_special_tokens=asked.add_special_tokens, field="messages")
+    return ChatPrompt(ids, text, asked.tools, dialect, asked.split_reasoning)
 
 
-def _message(index: int, message: Any) -> dict[str, Any]:
-    place = f"messages[{index}]"
-    if not isinstance(message, Mapping):
-        raise RequestError(Fault.parameter, f"{place}={quote(message)}: must be an object with role and content", "messages")
-    role = message.get("role")
-    if role not in _ROLES:
-        raise RequestError(Fault.parameter, f"{place}.role={quote(role)}: must be one of {', '.join(_ROLES)}", f"{place}.role")
-    turn = {key: value for key, value in message.items() if value is not None}
-    turn["role"] = "system" if role == "developer" else role
-    turn["content"] = _content(place, message.get("content"), required=role != "assistant")
-    return turn
+def _cut_behind(text: str, content: Any) -> str:
+    """Without what the template writes behind the last message."""
+    last = (content if isinstance(content, str) else "".join(part["text"] for part in content)).strip()
+    at = text.rfind(last) if last else -1
+    if at < 0:
+        raise ValueError("continue_final_message: the template does not show the last message as it is")
+    return text[: at + len(last)]
 
 
-def _content(place: str, content: Any, *, required: bool) -> str | list[dict[str, str]]:
-    """Text parts stay parts: the template either loops over them, or gets them joined with nothing between."""
-    if content is None and not required:
-        return ""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise RequestError(
-            Fault.parameter, f"{place}.content={quote(content)}: must be text or a list of text parts", f"{place}.content"
-        )
-    return [_part(f"{place}.content[{index}]", part) for index, part in enumerate(content)]
-
-
-def _part(place: str, part: Any) -> dict[str, str]:
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind in _OTHER_PARTS:
-        raise RequestError(Fault.unsupported, f"{place}: the model takes no {kind} parts, only text", place)
-    if kind != "text" or not isinstance(part.get("text"), str):
-        raise RequestError(Fault.parameter, f'{place}={quote(part)}: must be {{"type": "text", "text": "..."}}', place)
-    return {"type": "text", "text": part["text"]}
-
-
-def _length(content: str | list[dict[str, str]]) -> int:
-    return len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content)
+def _variables(given: Mapping[str, Any], special: Mapping[str, str]) -> Mapping[str, Any]:
+    name = "chat_template_kwargs"
+    if len(given) > _MAX_VARIABLES:
+        raise RequestError(Fault.parameter, f"{name} has {len(given)} members; at most {_MAX_VARIABLES}", name)
+    for key, value in given.items():
+        if not key.isidentifier() or key in _RESERVED or key in special:
+            raise RequestError(Fault.parameter, f"{name}.{key[:64]}: cannot be set as a variable of the chat template", name)
+        if isinstance(value, (dict, list)) and len(repr(value)) > 1 << 14:
+            raise RequestError(Fault.parameter, f"{name}.{key[:64]}={quote(value)}: too large for a variable", name)
+    return given

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Literal, get_args
 from uuid import uuid4
 
 import numpy as np
@@ -32,16 +32,20 @@ class _Body(BaseModel):
     model: str | None = None
 
 
+Kind = Literal["dense", "sparse", "colbert"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
 class _Config(BaseModel):
     """RTP-LLM's embedding_config."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
-    type: str = "dense"
+    type: Kind = "dense"
     do_normalize: bool | None = None
 
 
-class _EmbeddingRequest(_Body):
+class EmbeddingRequest(_Body):
     input: Any = None
     prompt: Any = None  # on the raw route
     encoding_format: str = "float"
@@ -51,14 +55,14 @@ class _EmbeddingRequest(_Body):
     embedding_config: _Config = _Config()
 
 
-class _SimilarityRequest(_Body):
+class SimilarityRequest(_Body):
     left: Any = None
     right: Any = None
     embedding_config: _Config = _Config()
     return_response: bool = False
 
 
-class _RerankRequest(_Body):
+class RerankRequest(_Body):
     query: str | None = None
     documents: list[Any] | None = None
     top_n: int | None = Field(None, ge=1)
@@ -68,15 +72,31 @@ class _RerankRequest(_Body):
     normalize: bool = True
 
 
-class _ScoreRequest(_Body):
+class ScoreRequest(_Body):
     text_1: Any = None
     text_2: Any = None
     truncate_prompt_tokens: int | None = Field(None, ge=-1)
 
 
 async def embeddings(request: Request) -> Response:
+    """Vectors of texts, of a model that embeds."""
+    return await _answer(request, await _parse(request, EmbeddingRequest))
+
+
+def embeddings_of(kind: Kind) -> Callable[[Request], Awaitable[Response]]:
+    """The route of one kind, whatever embedding_config.type says."""
+
+    async def route(request: Request) -> Response:
+        """As /v1/embeddings, of this kind."""
+        asked = await _parse(request, EmbeddingRequest)
+        config = asked.embedding_config.model_copy(update={"type": kind})
+        return await _answer(request, asked.model_copy(update={"embedding_config": config}))
+
+    return route
+
+
+async def _answer(request: Request, asked: EmbeddingRequest) -> Response:
     state = State.of(request)
-    asked = await _parse(request, _EmbeddingRequest)
     name = _model(state, asked)
     embedder = state.runtime.embedder
     embedder.require(EMBED)
@@ -86,22 +106,28 @@ async def embeddings(request: Request) -> Response:
         )
     given = asked.input if asked.input is not None else asked.prompt
     inputs = await _inputs(state, given, "input", asked.truncate_prompt_tokens)
+    kind, given_too = asked.embedding_config.type, {"dimensions": asked.dimensions, "encoding_format": asked.encoding_format}
+    for field, value in given_too.items():
+        if kind != "dense" and value not in (None, "float"):
+            raise RequestError(Fault.parameter, f"{field} is for dense embeddings, not for {kind} ones", field)
     if asked.dimensions is not None:  # before the work is done
         embedder.embedding(np.ones(state.runtime.description.embedding_width, np.float32), dimensions=asked.dimensions)
-    vectors = await _embed(request, state, inputs, asked.embedding_config, asked.dimensions, asked.normalize)
-    return _json(_embedding_list(name, inputs, vectors, asked.encoding_format))
+    found = await _embed(request, state, inputs, asked.embedding_config, asked.dimensions, asked.normalize)
+    return _json(_embedding_list(name, inputs, found, asked.encoding_format))
 
 
 async def similarity(request: Request) -> Response:
-    """The cosine of every left text and every right one."""
+    """The cosine of every left text and every right one; of sparse embeddings the product of what both have; of colbert ones the
+    best match of each left token, on average."""
     state = State.of(request)
-    asked = await _parse(request, _SimilarityRequest)
+    asked = await _parse(request, SimilarityRequest)
     name = _model(state, asked)
     state.runtime.embedder.require(EMBED)
     sides = [await _inputs(state, side, field, None) for side, field in ((asked.left, "left"), (asked.right, "right"))]
-    vectors = await _embed(request, state, [*sides[0], *sides[1]], asked.embedding_config)
-    left, right = vectors[: len(sides[0])], vectors[len(sides[0]) :]
-    answer: dict[str, Any] = {"model": name, "type": "dense", "similarity": [[_cosine(a, b) for b in right] for a in left]}
+    found = await _embed(request, state, [*sides[0], *sides[1]], asked.embedding_config)
+    left, right = found[: len(sides[0])], found[len(sides[0]) :]
+    kind = asked.embedding_config.type
+    answer: dict[str, Any] = {"model": name, "type": kind, "similarity": [[_ALIKE[kind](a, b) for b in right] for a in left]}
     if asked.return_response:
         answer["left_response"] = _embedding_list(name, sides[0], left, "float")
         answer["right_response"] = _embedding_list(name, sides[1], right, "float")
@@ -129,7 +155,7 @@ async def rerank(request: Request) -> Response:
 async def score(request: Request) -> Response:
     """vLLM's shape: one text against several, or as many against as many."""
     state = State.of(request)
-    asked = await _parse(request, _ScoreRequest)
+    asked = await _parse(request, ScoreRequest)
     name = _model(state, asked)
     first, second = _texts(asked.text_1, "text_1"), _texts(asked.text_2, "text_2")
     if len(first) == 1:
@@ -142,10 +168,10 @@ async def score(request: Request) -> Response:
     return _json({"id": f"score-{uuid4().hex}", "object": "list", "model": name, "data": data, "usage": usage})
 
 
-async def _rerank(request: Request) -> tuple[_RerankRequest, list[tuple[int, str, float]], int]:
+async def _rerank(request: Request) -> tuple[RerankRequest, list[tuple[int, str, float]], int]:
     """The best first."""
     state = State.of(request)
-    asked = await _parse(request, _RerankRequest)
+    asked = await _parse(request, RerankRequest)
     _model(state, asked)
     if not asked.query:
         raise RequestError(Fault.no_prompt, "query is missing", "query")
@@ -183,12 +209,19 @@ async def _embed(
     config: _Config,
     dimensions: int | None = None,
     normalize: bool | None = None,
-) -> list[Vector]:
+) -> list[Any]:
+    """Vectors; weights by token id for sparse embeddings; (tokens, width) for colbert ones."""
+    embedder = state.runtime.embedder
     if config.type != "dense":
-        raise RequestError(Fault.unsupported, f"embedding_config.type={quote(config.type)} is not supported; valid: dense", "type")
+        embedder.require_multi_vector()
     wanted = config.do_normalize if normalize is None else normalize
-    vectors = await _run(request, state, inputs)
-    return [state.runtime.embedder.embedding(row, dimensions=dimensions, normalize=wanted) for row in vectors]
+    rows = await _run(request, state, inputs)
+    if config.type == "sparse":
+        return [embedder.lexical_weights(row, item.ids) for row, item in zip(rows, inputs, strict=True)]
+    if config.type == "colbert":
+        unit_length = wanted is not False
+        return [embedder.token_vectors(row, item.ids, normalize=unit_length) for row, item in zip(rows, inputs, strict=True)]
+    return [embedder.embedding(row, dimensions=dimensions, normalize=wanted) for row in rows]
 
 
 async def _run(request: Request, state: State, inputs: Sequence[Input]) -> list[Vector]:
@@ -268,21 +301,37 @@ def _model(state: State, asked: _Body) -> str:
     return asked.model or state.names[0]
 
 
-def _embedding_list(model: str, inputs: Sequence[Input], vectors: Sequence[Vector], encoding: str) -> dict[str, Any]:
+def _embedding_list(model: str, inputs: Sequence[Input], found: Sequence[Any], encoding: str) -> dict[str, Any]:
     tokens = sum(len(item.ids) for item in inputs)
-    shown = [
-        base64.b64encode(vector.astype("<f4").tobytes()).decode() if encoding == "base64" else vector.tolist() for vector in vectors
-    ]
     return {
         "object": "list",
-        "data": [{"object": "embedding", "embedding": value, "index": index} for index, value in enumerate(shown)],
+        "data": [{**_shown(each, encoding), "index": index} for index, each in enumerate(found)],
         "model": model,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
     }
 
 
+def _shown(found: Any, encoding: str) -> dict[str, Any]:
+    if isinstance(found, dict):
+        return {"object": "sparse_embedding", "embedding": {str(token): weight for token, weight in found.items()}}
+    kind = "embedding" if found.ndim == 1 else "colbert_embedding"
+    packed = encoding == "base64"
+    return {"object": kind, "embedding": base64.b64encode(found.astype("<f4").tobytes()).decode() if packed else found.tolist()}
+
+
 def _cosine(a: Vector, b: Vector) -> float:
     return float(np.dot(unit(a), unit(b)))
+
+
+def _shared_weight(a: dict[int, float], b: dict[int, float]) -> float:
+    return sum(weight * b[token] for token, weight in a.items() if token in b)
+
+
+def _best_matches(a: Vector, b: Vector) -> float:
+    return float((a @ b.T).max(axis=1).mean()) if len(a) and len(b) else 0.0
+
+
+_ALIKE: dict[str, Callable[[Any, Any], float]] = {"dense": _cosine, "sparse": _shared_weight, "colbert": _best_matches}
 
 
 def _json(value: object) -> Response:

@@ -32,6 +32,8 @@ CODES: dict[Fault, Code] = {
     Fault.parameter: Code(400, 516, _INVALID, "invalid_value"),
     Fault.unsupported: Code(400, 515, _INVALID, "unsupported_parameter"),
     Fault.unknown_model: Code(404, 508, _INVALID, "model_not_found"),
+    Fault.no_key: Code(401, 507, _INVALID, "invalid_api_key"),
+    Fault.wrong_key: Code(403, 507, _INVALID, "permission_denied"),
     Fault.too_large: Code(413, 507, _INVALID, "request_too_large"),
     Fault.encoding: Code(415, 507, _INVALID, "unsupported_encoding"),
     Fault.slow_body: Code(408, 507, _INVALID, "request_timeout"),
@@ -43,6 +45,16 @@ CODES: dict[Fault, Code] = {
     Fault.cancelled: Code(503, 499, "server_unavailable", "cancelled"),
     Fault.execution: Code(500, 606, "server_error", "execution_failed"),
     Fault.internal: Code(500, 514, "server_error", "internal_error"),
+}
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
 }
 RETRY_AFTER_SECONDS = {Fault.busy: "1", Fault.draining: "5"}
 
@@ -56,12 +68,29 @@ def openai_error(error: RequestError) -> dict[str, Any]:
     return {"error": {"message": error.message, "type": code.type, "param": error.field, "code": code.code}}
 
 
-def is_openai(path: str) -> bool:
-    return path.startswith("/v1") or path.endswith("/completions")
+def anthropic_error(error: RequestError) -> dict[str, Any]:
+    message = error.message
+    if error.fault is Fault.long_prompt:  # what its clients look for before they shorten a conversation
+        message = f"prompt is too long: {message}"
+    kind = _ANTHROPIC_TYPES.get(CODES[error.fault].status, "api_error")
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+def kobold_error(error: RequestError) -> dict[str, Any]:
+    return {"detail": {"msg": error.message, "type": CODES[error.fault].code}}
+
+
+def error_body(error: RequestError, path: str) -> dict[str, Any]:
+    """In the shape of the route."""
+    if path.startswith("/v1/messages"):
+        return anthropic_error(error)
+    if path.startswith("/api/"):
+        return kobold_error(error)
+    return openai_error(error) if path.startswith("/v1") or path.endswith("/completions") else raw_error(error)
 
 
 def error_response(error: RequestError, path: str) -> Response:
-    body = openai_error(error) if is_openai(path) else raw_error(error)
+    body = error_body(error, path)
     headers = {"Retry-After": RETRY_AFTER_SECONDS[error.fault]} if error.fault in RETRY_AFTER_SECONDS else None
     return Response(encode(body), CODES[error.fault].status, headers, "application/json")
 
@@ -70,6 +99,8 @@ def as_request_error(error: Exception) -> RequestError:
     """Anything unforeseen is logged with its traceback and reaches the client without it."""
     if isinstance(error, RequestError):
         return error
+    if isinstance(error, RecursionError):
+        return RequestError(Fault.body, "the body is nested too deep")
     log.error("unexpected error while serving a request", exc_info=error)
     return RequestError(Fault.internal, "internal error; the server's log has the details")
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from maga_transformer.output import Delta, SequenceText
 from maga_transformer.request import Fault, Job, RequestError
 from maga_transformer.runtime import Runtime
+from maga_transformer.server.log import current
+from maga_transformer.structured import NOT_FOLLOWED
 
 if TYPE_CHECKING:
     from maga_transformer._core import Event
@@ -21,11 +23,20 @@ class Generation:
     def __init__(self, runtime: Runtime, jobs: Sequence[Job]) -> None:
         self.jobs = jobs
         self.texts = [[SequenceText(runtime.tokenizer, job.sampling) for _ in range(job.sequences)] for job in jobs]
+        # Of each job's prompt: value, rank and the most likely tokens of every token but the first. Complete before any text comes.
+        self.prompt_logprobs: list[list[tuple[float, int, list[tuple[int, float]]]]] = [[] for _ in jobs]
+        # Of each job's outputs, where they are asked for.
+        self.logprobs: list[list[list[tuple[float, list[tuple[int, float]]]]]] = [
+            [[] for _ in range(job.sequences)] for job in jobs
+        ]
         self.last_events: list[list[Event | None]] = [[None] * job.sequences for job in jobs]
         self._runtime = runtime
         self._queue: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         self._requests: list[int] = []
         self._running = sum(job.sequences for job in jobs)
+        record = current.get()
+        if record:
+            record.generations.append(self)
         try:
             for index, job in enumerate(jobs):
                 self._requests.append(runtime.submit(job, lambda event, index=index: self._queue.put_nowait((index, event))))  # type: ignore[misc]
@@ -63,6 +74,10 @@ class Generation:
 
     def _take(self, job: int, event: Event) -> Delta:
         self.last_events[job][event.sequence] = event
+        if self.jobs[job].sampling.logprobs >= 0:
+            self.logprobs[job][event.sequence] += event.logprobs
+        if event.prompt_logprobs:
+            self.prompt_logprobs[job] += event.prompt_logprobs
         text = self.texts[job][event.sequence]
         delta = text.push(event)
         if event.finish:
@@ -80,4 +95,6 @@ def failure(event: Event) -> RequestError:
         )
     if event.finish == "cancelled":
         return RequestError(Fault.cancelled, "the request was cancelled: the server is shutting down")
+    if event.error.startswith(NOT_FOLLOWED):  # it outgrew its limits: what the client asked for, not a fault of the server
+        return RequestError(Fault.parameter, event.error)
     return RequestError(Fault.execution, event.error or "the engine gave the request up")

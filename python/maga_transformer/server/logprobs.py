@@ -15,7 +15,20 @@ class CompletionLogprobs:
         self._token_bytes = token_bytes
         self._offset = 0
 
-    def take(self, tokens: Sequence[int], logprobs: Sequence[tuple[float, list[tuple[int, float]]]]) -> dict[str, Any]:
+    def take_prompt(self, prompt: Sequence[int], logprobs: Sequence[tuple[float, int, list[tuple[int, float]]]]) -> dict[str, Any]:
+        """The prompt's own tokens; nothing is known of the first."""
+        rest = self.take(prompt[1:], [(value, top) for value, _, top in logprobs], begin=len(_text(self._token_bytes[prompt[0]])))
+        return {
+            "tokens": [self._name(prompt[0]), *rest["tokens"]],
+            "token_logprobs": [None, *rest["token_logprobs"]],
+            "top_logprobs": [None, *rest["top_logprobs"]],
+            "text_offset": [0, *rest["text_offset"]],
+        }
+
+    def take(
+        self, tokens: Sequence[int], logprobs: Sequence[tuple[float, list[tuple[int, float]]]], *, begin: int = 0
+    ) -> dict[str, Any]:
+        self._offset += begin
         names = [self._name(token) for token in tokens]
         offsets = []
         for token in tokens:
@@ -44,6 +57,21 @@ class CompletionLogprobs:
             return raw.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def prompt_logprobs(
+    token_bytes: Sequence[bytes], prompt: Sequence[int], logprobs: Sequence[tuple[float, int, list[tuple[int, float]]]]
+) -> list[dict[str, Any] | None]:
+    """vLLM's shape: for each token its own entry and those of the most likely ones, by id."""
+
+    def entry(token: int, value: float, rank: int) -> dict[str, Any]:
+        return {"logprob": _finite(value), "rank": rank, "decoded_token": _text(token_bytes[token])}
+
+    told: list[dict[str, Any] | None] = [None]
+    for token, (value, rank, top) in zip(prompt[1:], logprobs, strict=True):
+        best = {str(other): entry(other, score, at + 1) for at, (other, score) in enumerate(top)}
+        told.append({str(token): entry(token, value, rank), **{other: each for other, each in best.items() if other != str(token)}})
+    return told
 
 
 def chat_logprobs(

@@ -2,87 +2,157 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from maga_transformer.output import Delta
 from maga_transformer.request import Fault, Job, RequestError, quote
+from maga_transformer.server.answers import answer
 from maga_transformer.server.body import json_object
-from maga_transformer.server.chat import render_chat
-from maga_transformer.server.errors import encode, openai_error
-from maga_transformer.server.generation import Generation
-from maga_transformer.server.prompts import encode_text
+from maga_transformer.server.chat import ChatPrompt, Conversation, render_chat
+from maga_transformer.server.errors import encode
+from maga_transformer.server.prompts import compiled, encode_text
 from maga_transformer.server.schemas import ChatRequest, CompletionRequest, OpenAIRequest, parse
-from maga_transformer.server.shapes import ChatShape, CompletionShape, Shape
+from maga_transformer.server.shapes import ChatShape, CompletionShape
 from maga_transformer.server.state import State
-from maga_transformer.server.streaming import EventStream, openai_event, unless_gone
-
-_DONE = b"data: [DONE]\n\n"
+from maga_transformer.server.tools import tools_of
+from maga_transformer.structured.grammar import Grammar
 
 
 async def models(request: Request) -> Response:
+    """The names that are served."""
     state = State.of(request)
-    cards = [
-        {
-            "id": name,
-            "object": "model",
-            "created": state.created,
-            "owned_by": "maga_transformer",
-            "root": state.names[0],
-            "parent": None,
-            "max_model_len": state.runtime.description.context,
-        }
-        for name in state.names
-    ]
-    return Response(encode({"object": "list", "data": cards}), media_type="application/json")
+    return Response(encode({"object": "list", "data": [_card(state, name) for name in state.names]}), media_type="application/json")
+
+
+async def model(request: Request) -> Response:
+    """One of them."""
+    state = State.of(request)
+    name = request.path_params["name"]
+    if name not in state.names:
+        raise unknown_model(state, name)
+    return Response(encode(_card(state, name)), media_type="application/json")
+
+
+def _card(state: State, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": state.created,
+        "owned_by": "maga_transformer",
+        "root": state.names[0],
+        "parent": None,
+        "max_model_len": state.runtime.description.context,
+    }
 
 
 async def chat_completions(request: Request) -> Response:
+    """Answers a conversation through the chat template; tool calls, thoughts, structured output."""
     state = State.of(request)
-    asked, ignored = parse(ChatRequest, await json_object(request, state.body_limit))
-    model = _model(state, asked)
+    asked, ignored = parse(ChatRequest, await json_object(request, state.body_limit), strict=state.runtime.config.strict)
+    name = model_of(state, asked.model)
+    prompt = await render_chat(state, conversation(state, asked))
+    grammar = prompt.grammar(asked.grammar())
+    job = await _job(state, asked, prompt.ids, grammar, prompt)
+    shape = ChatShape(
+        state,
+        name,
+        prompt,
+        include_reasoning=asked.include_reasoning is not False,
+        ids_as_tokens=bool(asked.return_tokens_as_token_ids),
+    )
+    return await answer(request, state, asked, [job], shape, _headers(ignored, len(prompt.ids) - len(job.prompt)))
+
+
+def conversation(state: State, asked: ChatRequest) -> Conversation:
     if asked.messages is None:
         raise RequestError(Fault.no_prompt, "messages is missing", "messages")
-    prompt = await render_chat(state, asked.messages, add_generation_prompt=asked.add_generation_prompt is not False)
-    jobs = [await _job(state, asked, prompt)]
-    return await _answer(request, state, asked, jobs, ChatShape(state, model), ignored)
+    if asked.chat_template and not state.runtime.config.trust_request_chat_template:
+        raise RequestError(
+            Fault.unsupported,
+            "chat_template: this server takes none from requests (--trust-request-chat-template)",
+            "chat_template",
+        )
+    variables = dict(asked.chat_template_kwargs or {})
+    if asked.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", asked.reasoning_effort)
+        if asked.reasoning_effort == "none":
+            variables.setdefault("enable_thinking", False)
+    automatic = state.runtime.config.enable_auto_tool_choice
+    choice = asked.tool_choice if asked.tool_choice is not None or automatic else "none"
+    return Conversation(
+        messages=asked.messages,
+        tools=tools_of(asked.tools, choice, asked.parallel_tool_calls),
+        variables=variables,
+        documents=asked.documents or None,
+        add_generation_prompt=asked.add_generation_prompt is not False,
+        continue_final_message=bool(asked.continue_final_message),
+        add_special_tokens=bool(asked.add_special_tokens),
+        template=asked.chat_template or None,
+    )
 
 
 async def completions(request: Request) -> Response:
+    """Continues texts or token ids."""
     state = State.of(request)
-    asked, ignored = parse(CompletionRequest, await json_object(request, state.body_limit))
-    model = _model(state, asked)
+    asked, ignored = parse(CompletionRequest, await json_object(request, state.body_limit), strict=state.runtime.config.strict)
+    name = model_of(state, asked.model)
     prompts = await _prompts(state, asked)
-    jobs = [await _job(state, asked, prompt) for prompt in prompts]
-    echo = [state.runtime.tokenizer.decode(prompt) for prompt in prompts] if asked.echo else []
-    return await _answer(request, state, asked, jobs, CompletionShape(state, model, asked.sequences, echo), ignored)
+    grammar = asked.grammar()
+    jobs = [await _job(state, asked, prompt, grammar) for prompt in prompts]
+    echo = [state.runtime.tokenizer.decode(job.prompt) for job in jobs] if asked.echo else []
+    shape = CompletionShape(state, name, asked.sequences, echo, ids_as_tokens=bool(asked.return_tokens_as_token_ids))
+    cut = sum(map(len, prompts)) - sum(len(job.prompt) for job in jobs)
+    return await answer(request, state, asked, jobs, shape, _headers(ignored, cut))
 
 
-def _model(state: State, asked: OpenAIRequest) -> str:
-    if asked.model and asked.model not in state.names:
-        raise RequestError(
-            Fault.unknown_model, f"The model `{asked.model[:128]}` does not exist. Served here: {', '.join(state.names)}", "model"
-        )
-    return asked.model or state.names[0]
+def _headers(ignored: Sequence[str], cut: int) -> dict[str, str]:
+    headers = {"X-Maga-Ignored": ", ".join(ignored)} if ignored else {}
+    return headers | ({"X-Maga-Truncated": f"{cut} prompt tokens"} if cut else {})
 
 
-async def _job(state: State, asked: OpenAIRequest, prompt: Sequence[int]) -> Job:
+def model_of(state: State, name: str | None) -> str:
+    if name and name not in state.names:
+        raise unknown_model(state, name)
+    return name or state.names[0]
+
+
+def unknown_model(state: State, name: str) -> RequestError:
+    return RequestError(
+        Fault.unknown_model, f"The model `{name[:128]}` does not exist. Served here: {', '.join(state.names)}", "model"
+    )
+
+
+async def _job(
+    state: State, asked: OpenAIRequest, prompt: Sequence[int], grammar: Grammar | None, chat: ChatPrompt | None = None
+) -> Job:
     # A word is banned at the beginning of the text and after a blank, which most vocabularies spell differently.
     spellings = [spelling for word in asked.bad_words or [] for spelling in (word, " " + word.lstrip(" "))]
     bad_words = [await encode_text(state, text, add_special_tokens=False, field="bad_words") for text in dict.fromkeys(spellings)]
-    sampling = asked.sampling(state.runtime.description.sampling_defaults, bad_words)
+    visible = chat.visible(state) if chat else frozenset[int]()
+    sampling = asked.sampling(state.runtime.description.sampling_defaults, bad_words, visible)
     return state.runtime.prepare(
         Job(
-            prompt=prompt,
+            prompt=_truncated(state, asked, prompt),
             sampling=sampling,
             sequences=asked.sequences,
             priority=asked.priority or 0,
             cache_salt=asked.cache_salt or "",
+            grammar=await compiled(state, grammar),
         )
     )
+
+
+def _truncated(state: State, asked: OpenAIRequest, prompt: Sequence[int]) -> Sequence[int]:
+    """truncate_prompt_tokens: the last so many tokens; -1: as many as leave room for the answer."""
+    most = asked.truncate_prompt_tokens
+    if most is None:
+        return prompt
+    if most == -1:
+        most = max(1, state.runtime.description.context - max(1, asked.token_limit() or asked.default_max_tokens or 1))
+    return prompt[-most:]
 
 
 async def _prompts(state: State, asked: CompletionRequest) -> list[Sequence[int]]:
@@ -108,93 +178,3 @@ async def _prompts(state: State, asked: CompletionRequest) -> list[Sequence[int]
         else:
             raise RequestError(Fault.parameter, f"{place}={quote(entry)}: must be text or a list of token ids", "prompt")
     return prompts
-
-
-async def _answer(
-    request: Request, state: State, asked: OpenAIRequest, jobs: Sequence[Job], shape: Shape, ignored: Sequence[str]
-) -> Response:
-    headers = {"X-Maga-Ignored": ", ".join(ignored)} if ignored else {}
-    generation = Generation(state.runtime, jobs)
-    if asked.stream:
-        return EventStream(
-            _events(generation, asked, shape),
-            lambda error: openai_event(openai_error(error)),
-            on_close=generation.cancel,
-            keep_alive=True,
-            headers=headers,
-        )
-    with generation:
-        return Response(
-            encode(await unless_gone(request, _whole(generation, asked, shape))), headers=headers, media_type="application/json"
-        )
-
-
-async def _whole(generation: Generation, asked: OpenAIRequest, shape: Shape) -> dict[str, Any]:
-    logprobs: dict[int, list[Any]] = {}
-    stops: dict[int, str | int | None] = {}
-    async for deltas in generation.deltas():
-        for delta in deltas:
-            index = _index(delta, asked)
-            stops[index] = delta.stop
-            if asked.logprob_count() >= 0:
-                logprobs.setdefault(index, []).extend(delta.event.logprobs)
-    choices = []
-    for job, texts in enumerate(generation.texts):
-        for sequence, text in enumerate(texts):
-            index = job * asked.sequences + sequence
-            scores = shape.logprobs(index, text.tokens, logprobs[index]) if index in logprobs else None
-            choices.append(
-                {
-                    **shape.choice(index, text.text, scores),
-                    "finish_reason": generation.event(job, sequence).finish,
-                    "stop_reason": stops[index],
-                }
-            )
-    return {**shape.envelope(shape.name, choices), "usage": _usage(generation)}
-
-
-async def _events(generation: Generation, asked: OpenAIRequest, shape: Shape) -> AsyncIterator[bytes]:
-    """One choice an event: some clients look at the first choice only."""
-    opened: set[int] = set()
-
-    def event(index: int, chunk: dict[str, Any], finish: str | None = None, **more: Any) -> bytes:
-        body = shape.envelope(shape.chunk_name, [{"index": index, **chunk, "finish_reason": finish, **more}])
-        if asked.include_usage or asked.continuous_usage:
-            body["usage"] = _usage(generation) if asked.continuous_usage else None
-        return openai_event(body)
-
-    async for deltas in generation.deltas():
-        for delta in deltas:
-            index = _index(delta, asked)
-            if index not in opened:
-                opened.add(index)
-                opening = shape.opening(index)
-                if opening:
-                    yield event(index, opening)
-            news, finish = delta.event, delta.event.finish or None
-            scores = shape.logprobs(index, news.tokens, news.logprobs) if asked.logprob_count() >= 0 and news.tokens else None
-            if delta.text or scores:
-                yield event(index, shape.chunk(delta.text, scores))
-            if finish:
-                yield event(index, shape.chunk("", None), finish, stop_reason=delta.stop)
-    if asked.include_usage:
-        yield openai_event({**shape.envelope(shape.chunk_name, []), "usage": _usage(generation)})
-    yield _DONE
-
-
-def _index(delta: Delta, asked: OpenAIRequest) -> int:
-    return delta.job * asked.sequences + delta.event.sequence
-
-
-def _usage(generation: Generation) -> dict[str, Any]:
-    """A prompt counts once, however many outputs share it."""
-    prompt = sum(len(job.prompt) for job in generation.jobs)
-    events = [[event for event in of_job if event is not None] for of_job in generation.last_events]
-    output = sum(event.output_tokens for of_job in events for event in of_job)
-    cached = sum(min(event.cached_tokens for event in of_job) for of_job in events if of_job)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": output,
-        "total_tokens": prompt + output,
-        "prompt_tokens_details": {"cached_tokens": cached},
-    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,14 +15,15 @@ from maga_transformer.generate_config import ALIASES, GenerateConfig, refuse_unl
 from maga_transformer.output import Delta
 from maga_transformer.request import Fault, Job, RequestError, quote
 from maga_transformer.server.body import json_object
-from maga_transformer.server.chat import render_chat
+from maga_transformer.server.chat import Conversation, render_chat
 from maga_transformer.server.errors import encode, raw_error
 from maga_transformer.server.generation import Generation
-from maga_transformer.server.prompts import encode_text
+from maga_transformer.server.logprobs import prompt_logprobs
+from maga_transformer.server.prompts import compiled, encode_text
 from maga_transformer.server.state import State
 from maga_transformer.server.streaming import EventStream, raw_event, unless_gone
 
-_ENVELOPE = frozenset(
+ENVELOPE = frozenset(
     {
         "prompt",
         "text",
@@ -49,12 +51,13 @@ class RawRequest:
 
 
 async def raw(request: Request) -> Response:
+    """RTP-LLM's generation: one prompt or several, whole or streamed."""
     state = State.of(request)
     body = await json_object(request, state.body_limit)
     asked = parse(body, state.runtime.description.sampling_defaults)
     request.state.private = asked.private
     generation = Generation(state.runtime, await _jobs(state, asked))
-    answer = _Answer(generation, asked)
+    answer = _Answer(generation, asked, state.runtime.token_bytes)
     if asked.config.yield_generator:
         return EventStream(answer.events(), lambda error: raw_event(raw_error(error)), on_close=generation.cancel, keep_alive=False)
     with generation:
@@ -66,11 +69,10 @@ def parse(body: Mapping[str, Any], defaults: Mapping[str, Any]) -> RawRequest:
     nested = _either(body, "generate_config", "generation_config")
     if nested is not None and not isinstance(nested, dict):
         raise RequestError(Fault.parameter, f"generate_config={quote(nested)}: must be an object", "generate_config")
-    top = {key: value for key, value in body.items() if key not in _ENVELOPE and value is not None}
+    top = {key: value for key, value in body.items() if key not in ENVELOPE and value is not None}
     taken = {ALIASES.get(key, key) for key in top}  # the top level wins
     fields = {**{key: value for key, value in (nested or {}).items() if ALIASES.get(key, key) not in taken}, **top}
     config = GenerateConfig.parse(fields, defaults)
-    refuse_unless_neutral("logprobs", config.logprobs, (-1,))  # the answer has no place for them
     if config.return_incremental and not config.yield_generator:
         raise RequestError(
             Fault.body, "return_incremental needs yield_generator: only a stream has increments", "return_incremental"
@@ -133,18 +135,25 @@ async def _jobs(state: State, asked: RawRequest) -> list[Job]:
             "prompt_batch",
         )
     if asked.chat is not None:
-        prompts = [await render_chat(state, asked.chat)]
+        prompts = [(await render_chat(state, Conversation(messages=asked.chat))).ids]
     else:
         prompts = [await encode_text(state, text) for text in asked.prompts or ()]
-    sampling = dataclasses.replace(config.sampling(), logprobs=0)  # for aux_info's cum_log_probs
+    grammar = await compiled(state, config.grammar())
+    select = [
+        await encode_text(state, text, add_special_tokens=False, field="select_tokens_str") for text in config.select_tokens_str
+    ]
+    sampling = config.sampling([token for ids in select for token in ids])
+    if sampling.beams is None:
+        sampling = dataclasses.replace(sampling, logprobs=max(0, sampling.logprobs))  # for aux_info's cum_log_probs
     return [
         runtime.prepare(
             Job(
                 prompt=prompt,
                 sampling=sampling,
-                sequences=max(1, config.num_return_sequences),
+                sequences=config.sequences,
                 timeout_seconds=config.timeout_seconds,
                 cache_salt=config.cache_salt,
+                grammar=grammar,
             )
         )
         for prompt in prompts
@@ -154,10 +163,11 @@ async def _jobs(state: State, asked: RawRequest) -> list[Job]:
 class _Answer:
     """The four shapes: single or batch, of one output or of num_return_sequences."""
 
-    def __init__(self, generation: Generation, asked: RawRequest) -> None:
+    def __init__(self, generation: Generation, asked: RawRequest, token_bytes: Sequence[bytes]) -> None:
         self._generation = generation
         self._config = asked.config
         self._batch = asked.batch
+        self._token_bytes = token_bytes
 
     def whole(self) -> dict[str, Any]:
         return self._shape(None)
@@ -188,11 +198,34 @@ class _Answer:
             ids = [[token for delta in news for token in delta.event.tokens] for news in own]
         many = config.num_return_sequences >= 1
         aux = [_aux_info(event, len(generation.jobs[job].prompt)) for event in events]
+        if config.num_beams > 1:
+            aux[0]["beam_responses"] = shown
+            aux[0]["cum_log_probs"] = [event.cumulative_logprob if event else 0.0 for event in events]
+        if config.return_softmax_probs:
+            for info, scores in zip(aux, generation.logprobs[job], strict=True):
+                info["softmax_probs"] = [math.exp(value) for value, _ in scores]
         entry: dict[str, Any] = {
             "response": shown if many else shown[0],
             "finished": all(event is not None and bool(event.finish) for event in events),
             "aux_info": aux if many else aux[0],
         }
+        if config.calculate_loss:
+            losses = [-value for value, _, _ in generation.prompt_logprobs[job]]
+            entry["loss"] = losses if config.calculate_loss == 2 else math.exp(sum(losses) / max(1, len(losses)))
+        if config.prompt_logprobs >= 0:
+            prompt = generation.jobs[job].prompt
+            entry["prompt_logprobs"] = prompt_logprobs(self._token_bytes, prompt, generation.prompt_logprobs[job])
+        if config.logprobs >= 0:
+            entry["logprobs"] = [
+                [
+                    {"token_id": token, "logprob": value, "top_logprobs": [{"token_id": i, "logprob": x} for i, x in top]}
+                    for token, (value, top) in zip(text.tokens, scores, strict=True)
+                ]
+                for text, scores in zip(texts, generation.logprobs[job], strict=True)
+            ]
+        for name in ("logits", "hidden_states"):
+            if getattr(config, f"return_{name}"):
+                entry[name] = [getattr(event, name).tolist() if event else [] for event in events]
         if config.return_output_ids:
             entry["output_ids"] = ids
         if config.return_input_ids:

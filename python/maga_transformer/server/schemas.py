@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from maga_transformer import samplers
 from maga_transformer.generate_config import (
     MAX_SEQUENCES,
     Finite,
@@ -19,62 +20,32 @@ from maga_transformer.generate_config import (
     refuse_unless_neutral,
     validate,
 )
-from maga_transformer.request import Fault, RequestError, Sampling
+from maga_transformer.request import Beams, Fault, RequestError, Sampling
+from maga_transformer.samplers import SamplerFields
+from maga_transformer.structured.grammar import FIELDS, Grammar, from_fields
 
 log = logging.getLogger(__name__)
 
 # Known fields that cannot be honoured yet -> values that ask for nothing.
-_UNSUPPORTED: dict[str, tuple[object, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
+UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"}, {}),
-    "structured_outputs": ({},),
-    "guided_json": ("", {}),
-    "guided_regex": ("",),
-    "guided_choice": ([],),
-    "guided_grammar": ("",),
-    "grammar": ("",),
-    "json_schema": ("", {}),
+    "guided_whitespace_pattern": ("",),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
-    "reasoning_effort": ("none",),
     "web_search_options": (),
     "store": (False,),
     "suffix": ("",),
-    "prompt_logprobs": (),
-    "allowed_token_ids": ([],),
-    "truncate_prompt_tokens": (-1, 0),
-    "continue_final_message": (False,),
-    "chat_template": ("",),
-    "chat_template_kwargs": ({},),
-    "documents": ([],),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
     "thinking_token_budget": (),
     "kv_transfer_params": (),
-    "use_beam_search": (False,),
-    "length_penalty": (1.0, 1),
-    "early_stopping": (False,),
     "extra_configs": ({},),
     "debug_info": (False,),
     "aux_info": (False,),
-    "typical_p": (1.0, 1),
-    "tfs": (1.0, 1),
-    "top_a": (0.0, 0),
-    "mirostat_mode": (0,),
-    "xtc_probability": (0.0, 0),
-    "dry_multiplier": (0.0, 0),
-    "smoothing_factor": (0.0, 0),
-    "epsilon_cutoff": (0.0, 0),
-    "eta_cutoff": (0.0, 0),
-    "nsigma": (0.0, 0),
     "prompt_embeds": (),
 }
 # Labels for the caller's own use, and choices between things that are the same here.
-_NO_EFFECT = frozenset(
+NO_EFFECT = frozenset(
     {
         "user",
         "metadata",
@@ -83,7 +54,7 @@ _NO_EFFECT = frozenset(
         "service_tier",
         "request_id",
         "verbosity",
-        "parallel_tool_calls",
+        "guided_decoding_backend",
         "spaces_between_special_tokens",
         "private_request",
         "trace_id",
@@ -100,18 +71,22 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool | None = None
 
 
+def _zero_is_none(value: object) -> object:
+    return None if value == 0 and value is not False else value
+
+
 def _one_or_many(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-class OpenAIRequest(BaseModel):
+class OpenAIRequest(SamplerFields):
     """The fields that chat and completions share. Ranges are OpenAI's where it has some."""
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True)
     default_max_tokens: ClassVar[int | None] = None  # None: as many as fit
 
     model: str | None = None
-    max_tokens: int | None = Field(None, ge=1)
+    max_tokens: int | None = Field(None, ge=0)  # 0: only what was asked of the prompt
     n: int | None = Field(None, ge=1, le=MAX_SEQUENCES)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -134,10 +109,36 @@ class OpenAIRequest(BaseModel):
     skip_special_tokens: bool | None = None
     priority: int | None = Field(None, ge=-(1 << 31), lt=1 << 31)
     cache_salt: str | None = Field(None, min_length=1, max_length=256)
+    prompt_logprobs: int | None = Field(None, ge=0, le=20)
+    best_of: int | None = Field(None, ge=1, le=MAX_SEQUENCES)
+    use_beam_search: bool | None = None
+    length_penalty: Finite | None = Field(None, ge=-1e3, le=1e3)
+    early_stopping: bool | Literal["never"] | None = None
+    truncate_prompt_tokens: Annotated[Annotated[int, Field(ge=-1)] | None, BeforeValidator(_zero_is_none)] = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    add_special_tokens: bool | None = None
+    # What the answer must look like: OpenAI's, vLLM's, llama.cpp's. structured/grammar.py checks them.
+    response_format: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    structural_tag: Any = None
+    json_schema: Any = None
+    grammar_text: Any = Field(None, alias="grammar")
+    grammar_string: Any = None
+
+    @property
+    def outputs(self) -> int:
+        """Choices of the answer, for each prompt."""
+        return self.n or 1
 
     @property
     def sequences(self) -> int:
-        return self.n or 1
+        """What is generated for each prompt: with best_of, the best of them are answered."""
+        return self.outputs if self.use_beam_search else max(self.outputs, self.best_of or 1)
 
     @property
     def include_usage(self) -> bool:
@@ -153,9 +154,37 @@ class OpenAIRequest(BaseModel):
     def logprob_count(self) -> int:
         return -1
 
-    def sampling(self, defaults: Mapping[str, Any], bad_words: Sequence[Sequence[int]]) -> Sampling:
+    def prompt_logprob_count(self) -> int:
+        return -1 if self.prompt_logprobs is None else self.prompt_logprobs
+
+    def beams(self) -> Beams | None:
+        width = max(self.outputs, self.best_of or 1)
+        if not self.use_beam_search:
+            return None
+        if width == 1:
+            raise RequestError(Fault.parameter, "use_beam_search needs n or best_of, the number of beams, of 2 or more", "best_of")
+        if self.logprob_count() >= 0:
+            raise RequestError(Fault.unsupported, "logprobs: a beam search has none; leave it out", "logprobs")
+        own = {name: getattr(self, name) for name in self.model_fields_set}
+        penalty = 1.0 if self.length_penalty is None else self.length_penalty
+        return samplers.beams(width, penalty, self.early_stopping or False, own, samplers.DRAWING)
+
+    def grammar(self) -> Grammar | None:
+        fields = {name: getattr(self, name, None) for name in ("response_format", "structured_outputs", *FIELDS)}
+        return from_fields({**fields, "grammar": self.grammar_text})
+
+    def sampling(
+        self, defaults: Mapping[str, Any], bad_words: Sequence[Sequence[int]], keep_special: frozenset[int] = frozenset()
+    ) -> Sampling:
         """`defaults`: the operator's generation_config.json, under what the request says."""
-        limit = self.token_limit() or defaults.get("max_new_tokens") or self.default_max_tokens
+        limit = self.token_limit()
+        if limit is None:
+            limit = defaults.get("max_new_tokens") or self.default_max_tokens
+        logprobs, prompt_logprobs = self.logprob_count(), self.prompt_logprob_count()
+        if self.sequences > self.outputs:
+            logprobs = max(logprobs, 0)  # to find the best
+        if limit == 0:
+            prompt_logprobs = max(prompt_logprobs, 0)
 
         def pick(value: float | None, name: str, otherwise: float) -> float:
             return value if value is not None else float(defaults.get(name, otherwise))
@@ -179,21 +208,34 @@ class OpenAIRequest(BaseModel):
             stop_strings=self.stop or [],
             stop_token_ids=self.stop_token_ids or [],
             ignore_eos=bool(self.ignore_eos),
-            logprobs=self.logprob_count(),
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            rare=self.rare(),
+            beams=self.beams(),
             keep_stop=bool(self.include_stop_str_in_output),
             skip_special_tokens=self.skip_special_tokens is not False,
+            keep_special=keep_special,
         )
 
 
 class ChatRequest(OpenAIRequest):
     messages: list[Any] | None = None
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=0)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
+    tools: Any = None  # server/tools.py checks them
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    include_reasoning: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
 
     def token_limit(self) -> int | None:
-        return self.max_completion_tokens or self.max_tokens
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     def logprob_count(self) -> int:
         return (self.top_logprobs or 0) if self.logprobs else -1
@@ -204,25 +246,31 @@ class CompletionRequest(OpenAIRequest):
 
     prompt: Any = None
     echo: bool | None = None
-    best_of: int | None = None
     logprobs: int | None = Field(None, ge=0, le=20)
-    add_special_tokens: bool | None = None
 
     def logprob_count(self) -> int:
         return -1 if self.logprobs is None else self.logprobs
 
+    def prompt_logprob_count(self) -> int:
+        echoed = self.logprob_count() if self.echo else -1
+        return max(super().prompt_logprob_count(), echoed)
 
+
+CHAT_ONLY = frozenset(ChatRequest.model_fields) - frozenset(CompletionRequest.model_fields) - {"messages"}
 Body = TypeVar("Body", bound=OpenAIRequest)
 
 
-def parse(kind: type[Body], body: Mapping[str, Any]) -> tuple[Body, list[str]]:
-    """The request, and the names of the fields that were ignored."""
+def parse(kind: type[Body], body: Mapping[str, Any], *, strict: bool = False) -> tuple[Body, list[str]]:
+    """The request, and the names of the fields that were ignored; `strict` refuses those."""
     fields: dict[str, Any] = {}
-    for name, value in body.items():
-        if value is None or name in _NO_EFFECT or (name == "tools" and body.get("tool_choice") == "none"):
+    for name, value in samplers.renamed(body).items():
+        if value is None or name in NO_EFFECT:
             continue
-        if name in _UNSUPPORTED:
-            refuse_unless_neutral(name, value, _UNSUPPORTED[name])
+        if name in UNSUPPORTED:
+            refuse_unless_neutral(name, value, UNSUPPORTED[name])
+            continue
+        if kind is CompletionRequest and name in CHAT_ONLY:
+            refuse_unless_neutral(name, value, ([], {}, "", False, "none", "auto"))
             continue
         fields[name] = value
     request = validate(kind, fields)
@@ -230,6 +278,8 @@ def parse(kind: type[Body], body: Mapping[str, Any]) -> tuple[Body, list[str]]:
         raise RequestError(Fault.parameter, "stream_options needs stream: true", "stream_options")
     _check(request)
     ignored = [name for name in (request.model_extra or {}) if name.isidentifier() and name.isascii()][:32]
+    if ignored and strict:
+        raise RequestError(Fault.parameter, f"unknown field {ignored[0][:64]} (--strict)", ignored[0])
     if ignored:
         log.info("ignored unknown fields of a request: %s", ", ".join(ignored))
     return request, ignored
@@ -238,12 +288,18 @@ def parse(kind: type[Body], body: Mapping[str, Any]) -> tuple[Body, list[str]]:
 def _check(request: OpenAIRequest) -> None:
     if isinstance(request, ChatRequest) and request.top_logprobs and not request.logprobs:
         raise RequestError(Fault.parameter, f"top_logprobs={request.top_logprobs} needs logprobs: true", "logprobs")
-    if isinstance(request, CompletionRequest):
-        if request.best_of is not None and request.best_of != request.sequences:
-            raise RequestError(
-                Fault.unsupported,
-                f"best_of={request.best_of} is not supported yet; valid: the value of n, or leave it out",
-                "best_of",
-            )
-        if request.echo and request.logprobs is not None:
-            raise RequestError(Fault.unsupported, "echo together with logprobs is not supported yet; leave one of them out", "echo")
+    if request.stream and request.sequences > request.outputs:
+        raise RequestError(
+            Fault.parameter, f"best_of={request.best_of}: a stream cannot wait for the best; leave one out", "best_of"
+        )
+    if request.best_of is not None and request.best_of < request.outputs:
+        raise RequestError(Fault.parameter, f"best_of={request.best_of}: at least n, which is {request.outputs}", "best_of")
+    if request.stream and request.prompt_logprobs is not None:
+        raise RequestError(Fault.parameter, "prompt_logprobs are not streamed; leave one of them out", "prompt_logprobs")
+    if not request.use_beam_search:
+        samplers.refuse_beam_fields(request.length_penalty, request.early_stopping, "use_beam_search")
+    echo = isinstance(request, CompletionRequest) and request.echo
+    if request.token_limit() == 0 and not (echo or request.prompt_logprobs is not None):
+        raise RequestError(
+            Fault.parameter, "max_tokens=0: at least 1, unless echo or prompt_logprobs ask for the prompt", "max_tokens"
+        )

@@ -7,15 +7,17 @@ import logging
 import os
 import signal
 import socket
-import sys
+import ssl
 from types import FrameType
 
 import uvicorn
 
 from maga_transformer import __version__
-from maga_transformer.config import Config, ConfigError, ineffective_settings
+from maga_transformer.config import Config, ConfigError, ineffective_settings, public_value
+from maga_transformer.memory import memory_bytes
 from maga_transformer.runtime import Runtime
 from maga_transformer.server.app import create_app
+from maga_transformer.server.log import configure
 from maga_transformer.server.protocol import BoundedHead
 from maga_transformer.startup import load_runtime
 
@@ -26,11 +28,8 @@ _BACKLOG = 2048
 
 def serve(config: Config) -> None:
     """Returns after SIGTERM or SIGINT, when the running requests have ended."""
-    logging.basicConfig(
-        level=config.log_level or ("INFO" if config.ft_server_test else "WARNING"),
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    configure(config)
+    _check_certificate(config)
     for name in ineffective_settings():
         log.warning("%s has no effect here: this engine does not have the part that it tunes, or sizes it by itself", name)
     if os.getpid() == 1:  # a container's first process: the kernel drops signals that it has no handler for
@@ -52,6 +51,9 @@ def serve(config: Config) -> None:
             timeout_keep_alive=config.timeout_keep_alive,
             timeout_graceful_shutdown=max(1, round(config.drain_timeout)),
             backlog=_BACKLOG,
+            root_path=config.root_path,
+            ssl_certfile=config.ssl_certfile or None,
+            ssl_keyfile=config.ssl_keyfile or None,
         ),
     )
     port = listener.getsockname()[1]
@@ -64,7 +66,7 @@ def greeting(runtime: Runtime, host: str, port: int) -> str:
     """The start message: what runs, on what, how much fits, and a command to try."""
     about = runtime.description
     name = "localhost" if host in ("0.0.0.0", "::", "") else f"[{host}]" if ":" in host else host
-    url = f"http://{name}:{port}"
+    url = f"{'https' if runtime.config.ssl_certfile else 'http'}://{name}:{port}"
     body = '{"prompt": "hello, what is your name", "generate_config": {"max_new_tokens": 100}}'
     lines = [
         f"maga_transformer {__version__}",
@@ -75,14 +77,30 @@ def greeting(runtime: Runtime, host: str, port: int) -> str:
     ]
     if about.prefix:
         lines.append(f"prompts   begin with {about.prefix}")
-    if about.card_bytes:
+    memory = about.card_bytes or memory_bytes()
+    if memory:
         parts = {"weights": about.weight_bytes, "K/V": about.kv_bytes, "buffers": about.buffer_bytes}
-        shares = [f"{name} {part / about.card_bytes:.1%}" for name, part in parts.items()]
-        lines.append(f"memory    {', '.join(shares)} of {about.card_bytes / 2**20:.0f} MiB")
+        shares = [f"{name} {part / memory:.1%}" for name, part in parts.items()]
+        lines.append(f"memory    {', '.join(shares)} of {memory / 2**20:.0f} MiB")
     if about.sampling_defaults:
         lines.append("sampling  " + ", ".join(f"{name}={value}" for name, value in about.sampling_defaults.items()))
-    lines += [f"setting   {name}={getattr(runtime.config, name)} ({source})" for name, source in runtime.config.sources.items()]
-    return "\n".join([*lines, f"ready     {url}", f"try       curl -XPOST {url} -d '{body}'"])
+    lines += [
+        f"setting   {name}={public_value(runtime.config, name)} ({source})" for name, source in runtime.config.sources.items()
+    ]
+    if runtime.config.chat_page:
+        lines.append(f"page      {url}/ in a browser: to chat, and to watch the engine")
+    insecure = " -k" if runtime.config.ssl_certfile else ""
+    return "\n".join([*lines, f"ready     {url}", f"try       curl{insecure} -XPOST {url} -d '{body}'"])
+
+
+def _check_certificate(config: Config) -> None:
+    """Before the load, and with the settings' names."""
+    if not config.ssl_certfile:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(config.ssl_certfile, config.ssl_keyfile or None, password="")
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"SSL_CERTFILE={config.ssl_certfile}, SSL_KEYFILE={config.ssl_keyfile}: {error}") from None
 
 
 def _bind(config: Config) -> socket.socket:

@@ -1,57 +1,33 @@
-"""Health, worker status, metrics, and the tokenizer's routes."""
+"""Worker status, metrics, and the tokenizer's routes."""
 
 from __future__ import annotations
 
-import time
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from maga_transformer import __version__
 from maga_transformer.request import Fault, RequestError, quote
 from maga_transformer.server.body import json_object
-from maga_transformer.server.chat import render_chat
+from maga_transformer.server.chat import Conversation, render_chat
 from maga_transformer.server.errors import encode
 from maga_transformer.server.prompts import encode_text
 from maga_transformer.server.state import State
-
-STALL_SECONDS = 120.0
-
-
-class StallWatch:
-    """Notices an engine that has work and makes no step."""
-
-    def __init__(self) -> None:
-        self._steps = -1
-        self._since = 0.0
-
-    def stalled(self, steps: int, running: int, now: float) -> bool:
-        """To be asked regularly: the time counts from the first look that saw this number of steps."""
-        if not running or steps != self._steps:
-            self._steps, self._since = steps, now
-        return now - self._since > STALL_SECONDS
+from maga_transformer.server.tools import tools_of
 
 
 def _json(value: object, status: int = 200) -> Response:
     return Response(encode(value), status, media_type="application/json")
 
 
-async def home(request: Request) -> Response:
-    return _json({"status": "home"})
-
-
-async def health(request: Request) -> Response:
-    state = State.of(request)
-    stats = state.runtime.engine.stats()
-    if state.runtime.draining:
-        return _json("draining", 503)
-    if stats["device_lost"]:
-        return _json("the device is lost", 503)
-    if state.stall_watch.stalled(stats["steps"], stats["running"], time.monotonic()):
-        return _json("stalled", 503)
-    return _json("ok")
+async def version(request: Request) -> Response:
+    """Of the server."""
+    return _json({"version": __version__})
 
 
 async def worker_status(request: Request) -> Response:
+    """Load and room, in RTP-LLM's words."""
     runtime = State.of(request).runtime
     stats = runtime.engine.stats()
     page_tokens = runtime.config.seq_size_per_block
@@ -71,6 +47,7 @@ async def worker_status(request: Request) -> Response:
 
 
 async def metrics(request: Request) -> Response:
+    """Prometheus."""
     return Response(State.of(request).metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
@@ -89,19 +66,58 @@ async def tokenize(request: Request) -> Response:
     state = State.of(request)
     body = await json_object(request, state.body_limit)
     if isinstance(body.get("messages"), list):
-        ids = await render_chat(state, body["messages"], add_generation_prompt=body.get("add_generation_prompt") is not False)
+        conversation = Conversation(
+            messages=body["messages"],
+            tools=tools_of(body.get("tools"), None, None),
+            variables=_object(body.get("chat_template_kwargs"), "chat_template_kwargs"),
+            add_generation_prompt=body.get("add_generation_prompt") is not False,
+            continue_final_message=body.get("continue_final_message") is True,
+            add_special_tokens=body.get("add_special_tokens") is True,
+        )
+        ids = (await render_chat(state, conversation)).ids
     else:
         ids = await encode_text(state, _text(body.get("prompt")), add_special_tokens=body.get("add_special_tokens") is not False)
-    return _json({"count": len(ids), "max_model_len": state.runtime.description.context, "tokens": ids})
+    answer = {"count": len(ids), "max_model_len": state.runtime.description.context, "tokens": ids}
+    if body.get("return_token_strs") is True:
+        answer["token_strs"] = [state.runtime.tokenizer.token(token) for token in ids]
+    return _json(answer)
 
 
 async def detokenize(request: Request) -> Response:
+    """The text of token ids."""
     state = State.of(request)
     tokens = (await json_object(request, state.body_limit)).get("tokens")
     vocab = state.runtime.tokenizer.vocab_size
     if not isinstance(tokens, list) or any(type(token) is not int or not 0 <= token < vocab for token in tokens):
         raise RequestError(Fault.parameter, f"tokens={quote(tokens)}: must be a list of token ids from 0 to {vocab - 1}", "tokens")
     return _json({"prompt": state.runtime.tokenizer.decode(tokens, skip_special_tokens=False)})
+
+
+async def tokenizer_info(request: Request) -> Response:
+    """As lm-eval's remote tokenizer reads it."""
+    state = State.of(request)
+    tokenizer = state.runtime.tokenizer
+    return _json(
+        {
+            "tokenizer_class": type(tokenizer).__name__,
+            "vocab_size": tokenizer.vocab_size,
+            "model_max_length": state.runtime.description.context,
+            "bos_token": None,
+            "eos_token": None,
+            "pad_token": None,
+            "unk_token": None,
+            **tokenizer.special_texts,
+            "chat_template": tokenizer.chat_template,
+        }
+    )
+
+
+def _object(value: object, name: str) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise RequestError(Fault.parameter, f"{name}={quote(value)}: must be an object", name)
+    return value
 
 
 def _text(prompt: object) -> str:

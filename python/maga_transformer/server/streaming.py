@@ -47,6 +47,10 @@ def openai_event(payload: Any) -> bytes:
     return b"data: " + encode(payload) + b"\n\n"
 
 
+def named_event(name: str, payload: Any) -> bytes:
+    return b"event: " + name.encode() + b"\ndata: " + encode(payload) + b"\n\n"
+
+
 def raw_event(payload: Any) -> bytes:
     return b"data:" + encode(payload) + b"\r\n\r\n"
 

@@ -1,0 +1,37 @@
+"""What only the administrator may see and do."""
+
+from __future__ import annotations
+
+import logging
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from maga_transformer import __version__
+from maga_transformer.config import Config, public_value
+from maga_transformer.request import Fault, RequestError, quote
+from maga_transformer.server.body import json_object
+from maga_transformer.server.errors import encode
+from maga_transformer.server.state import State
+
+_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+
+
+async def server_info(request: Request) -> Response:
+    """Every setting with its value and where it came from; keys are not among them."""
+    runtime = State.of(request).runtime
+    config, about = runtime.config, runtime.description
+    settings = {
+        name: {"value": public_value(config, name), "source": config.sources.get(name, "default")} for name in Config.model_fields
+    }
+    body = {"version": __version__, "model": about.names[0], "family": about.family, "device": about.device, "settings": settings}
+    return Response(encode(body), media_type="application/json")
+
+
+async def set_log_level(request: Request) -> Response:
+    """RTP-LLM's: {"log_level": "DEBUG"}."""
+    level = (await json_object(request, State.of(request).body_limit)).get("log_level")
+    if level not in _LEVELS:
+        raise RequestError(Fault.parameter, f"log_level={quote(level)}: valid: {', '.join(_LEVELS)}", "log_level")
+    logging.getLogger().setLevel(level)
+    return Response(encode({"status": "ok"}), media_type="application/json")
