@@ -47,6 +47,8 @@ MODELS = {
     "olmoe": "Olmoe",
     "glm4_moe": "Glm4Moe",
     "gpt_oss": "GptOss",
+    "deepseek_v2": "DeepseekV2",
+    "deepseek_v3": "DeepseekV3",
 }
 TINY = {
     "vocab_size": 96,

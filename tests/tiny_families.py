@@ -38,6 +38,28 @@ GEMMA3_ROPE = {
     "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e5},
     "sliding_attention": {"rope_type": "default", "rope_theta": 5e3},
 }
+MLA = {
+    "kv_lora_rank": 20,
+    "q_lora_rank": 28,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "num_key_value_heads": None,
+    "n_routed_experts": 16,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 24,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+}
+MLA_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "mscale": 0.9,
+    "mscale_all_dim": 0.6,
+}
 NATIVE = {
     "phi3": ("phi3", {"pad_token_id": 0}),
     "phi3-window": ("phi3", {"pad_token_id": 0, "sliding_window": 9, "num_key_value_heads": 4}),
@@ -100,6 +122,10 @@ NATIVE = {
     "glm4-moe": ("glm4_moe", GLM_MOE),
     "glm4-moe-qk-norm": ("glm4_moe", {**GLM_MOE, "use_qk_norm": True, "attention_bias": True, "norm_topk_prob": False}),
     "gpt-oss": ("gpt_oss", {"head_dim": 16, "num_local_experts": 8, "sliding_window": 8, "swiglu_limit": 1.5}),
+    "deepseek-v2": ("deepseek_v2", {**MLA, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2}),
+    "deepseek-v2-lite": ("deepseek_v2", {**MLA, "q_lora_rank": None, "v_head_dim": 16, "rope_parameters": MLA_YARN}),
+    "deepseek-v3": ("deepseek_v3", {**MLA, "n_group": 4, "topk_group": 2, "rope_parameters": MLA_YARN}),
+    "deepseek-v3-halves": ("deepseek_v3", {**MLA, "n_group": 1, "topk_group": 1, "rope_interleave": False, "attention_bias": True}),
     "mpt-odd-heads": ("mpt", {"num_attention_heads": 6, "attn_config": {"softmax_scale": 0.2}}),
 }
 

@@ -39,6 +39,8 @@ def logits_of(value: int, vocab: int) -> np.ndarray:
 class Output:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[tuple[float, list[tuple[int, float]]]] = field(default_factory=list)
+    prompt_logprobs: list[tuple[float, int, list[tuple[int, float]]]] = field(default_factory=list)
+    logits: list[list[float]] = field(default_factory=list)
     finish: str = ""
     stop: tuple[int, int, int] = (-1, -1, -1)
     error: str = ""
@@ -62,6 +64,7 @@ class World:
     max_sequence_length: int = 0
     vocabulary: list[bytes] | None = None
     embeds: bool = False
+    logit_rows: int = 0  # 0: max_sequences
     asynchronous: ClassVar[bool] = False  # set by the fixture `device`
 
     @property
@@ -72,6 +75,14 @@ class World:
     def engine(self, **options: object) -> Harness:
         return Harness(self, **options)
 
+    def logits(self, prompt: int, tokens: Sequence[int]) -> np.ndarray:
+        """Behind `tokens`, the first of which are the prompt."""
+        value = 0
+        for position, token in enumerate(tokens):
+            is_long = self.long_from > 0 and len(tokens) >= self.long_from
+            value = fold(value, entry(token, position, prompt, self.length_dependent_from, is_long))
+        return logits_of(value, self.vocab)
+
     def simulate(self, prompt: Sequence[int], params: _core.SamplingParams, stream: int = 0) -> Output:
         """One sequence alone: the whole chain of stages comes from the sampler, which has tests of its own."""
         output = Output()
@@ -80,13 +91,8 @@ class World:
             if self.poison >= 0 and self.poison in [*prompt, *output.tokens]:
                 output.finish, output.error = "error", "non-finite logits"
                 return output
-            value, tokens = 0, [*prompt, *output.tokens]
-            for position, token in enumerate(tokens):
-                is_long = self.long_from > 0 and len(tokens) >= self.long_from
-                value = fold(value, entry(token, position, len(prompt), self.length_dependent_from, is_long))
-            status, token, logprob, top = sampler.sample(
-                logits_of(value, self.vocab), params, list(prompt), output.tokens, stream=stream
-            )
+            row = self.logits(len(prompt), [*prompt, *output.tokens])
+            status, token, logprob, top = sampler.sample(row, params, list(prompt), output.tokens, stream=stream)
             assert status == "ok"
             output.tokens.append(token)
             if params.logprobs >= 0:
@@ -113,6 +119,7 @@ class Harness:
             page_tokens=world.page_tokens,
             tokens=world.token_budget,
             sequences=world.max_sequences,
+            logit_rows=world.logit_rows or world.max_sequences,
             length_dependent_from=world.length_dependent_from,
             long_from=world.long_from,
             poison=world.poison,
@@ -148,6 +155,9 @@ class Harness:
             assert not output.finish, "an event after the end"
             output.tokens += event.tokens
             output.logprobs += event.logprobs
+            output.prompt_logprobs += event.prompt_logprobs
+            if event.logits.size:
+                output.logits.append(event.logits.tolist())
             output.finish, output.error = event.finish, event.error
             output.stop = (event.stop_token, event.stop_word, event.stop_string)
             output.cached_tokens, output.steps, output.wait_seconds = event.cached_tokens, event.steps, event.wait_seconds

@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 from maga_transformer import _core
-from simulation import World, readable, testing
+from simulation import World, readable, sampler, testing
 
 Params = _core.SamplingParams
 pytestmark = pytest.mark.usefixtures("device")
@@ -187,6 +187,22 @@ def test_preempted_forks_equal_undisturbed():
     assert harness.engine.stats()["preemptions"] > 0
     for i in range(4):
         assert outputs[request, i].tokens == world.simulate(prompt_of(10), params, stream=i).tokens
+
+
+def test_mirostat_follows_the_surprise_of_what_was_drawn():
+    world = World(pages=100)
+    params = Params(max_new_tokens=30, seed=4, mirostat_mode=2, mirostat_tau=3.0, mirostat_eta=0.5)
+    got = world.engine().generate(prompt_of(6), params).tokens
+    mu, tokens = 6.0, []
+    for _ in range(30):
+        row = world.logits(6, [*prompt_of(6), *tokens])
+        status, token, _, _ = sampler.sample(row, params, prompt_of(6), tokens, mirostat_mu=mu)
+        assert status == "ok"
+        wide = row.astype(np.float64)
+        surprise = -((wide[token] - wide.max()) - np.log(np.exp(wide - wide.max()).sum())) / np.log(2)
+        mu -= 0.5 * (surprise - 3.0)
+        tokens.append(token)
+    assert got == tokens
 
 
 # --- ends ---

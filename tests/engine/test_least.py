@@ -34,7 +34,7 @@ def test_least_seconds_of_steps(tmp_path: Path) -> None:
     expected = dict.fromkeys(("", "weights_", "kv_", "arithmetic_"), 0.0)
     bound_by = set()
     for tokens, context in ((5, 0), (1, 5), (1, 6), (1, 7)):
-        work = {"sequences": 1, "tokens_per_sequence": tokens, "context": context, "logit_rows": 1, "kv_element_bytes": 2}
+        work = {"sequences": 1, "tokens_per_sequence": tokens, "context": context, "logit_rows": 1, "kv_dtype": "fp16"}
         for ops, weight, kv in _core.cost(fused, **work, weight_bytes=sizes):
             expected[""] += max(ops / flops, (weight + kv) / bandwidth)
             bound_by.add(ops / flops > (weight + kv) / bandwidth)

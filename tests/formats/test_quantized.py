@@ -12,8 +12,8 @@ import torch
 from folders import edit_config, tiny_model
 from maga_transformer import _core
 from maga_transformer.checkpoint import Source, open_checkpoint, stored_bytes
-from maga_transformer.formats import Affine, Dense, open_quantized, read_weight
-from maga_transformer.formats.fp8 import E4M3
+from maga_transformer.formats import Affine, Dense, Float8, open_quantized, read_weight
+from maga_transformer.formats.canonical import E4M3
 from maga_transformer.loader import load_weights
 from maga_transformer.models import build_program
 from runner import Runner
@@ -93,10 +93,8 @@ def fp8(w: np.ndarray, scales: str) -> tuple[Tensors, np.ndarray]:
         whole = size
     codes = torch.from_numpy(w / whole).to(torch.float8_e4m3fn)
     name = "weight_scale_inv" if scales == "block" else "weight_scale"
-    values = (codes.float().numpy() * whole).astype(np.float32)
-    return {"weight": codes, name: torch.from_numpy(np.asarray(size, np.float32))}, torch.from_numpy(
-        values
-    ).bfloat16().float().numpy()
+    size = np.asarray(size, np.float32)
+    return {"weight": codes, name: torch.from_numpy(size)}, codes.float().numpy() * whole.astype(np.float32)
 
 
 def pack_quantized(w: np.ndarray, bits: int, group: int, symmetric: bool) -> tuple[Tensors, np.ndarray]:
@@ -184,10 +182,11 @@ def test_models(method: str, tmp_path: Path) -> None:
     checkpoint = open_checkpoint(str(tmp_path))
     for backend in (_core.reference_backend(), _core.cpu_backend(threads=1, quantize_activations=False)):
         found = Runner(backend, checkpoint, length=30, tokens=30).logits(IDS)
-        np.testing.assert_allclose(found, expected, rtol=0, atol=2e-2 if method == "gptq-order" else 1e-4)
+        as_bf16 = method == "gptq-order" or ("fp8" in method and backend.describe().startswith("cpu"))
+        np.testing.assert_allclose(found, expected, rtol=0, atol=4e-2 if as_bf16 else 1e-4)
     program, _ = build_program(checkpoint)
     layers = [sources for name, sources, shape in program.weights if ".layers." in name and len(shape) == 2]
-    form = Dense if "fp8" in method or method == "gptq-order" else Affine
+    form = Float8 if "fp8" in method else Dense if method == "gptq-order" else Affine
     assert all(isinstance(read_weight(open_quantized(checkpoint), sources), form) for sources in layers)
     assert any(len(sources) == 3 for sources in layers), "q, k and v become one matrix"
 
@@ -227,6 +226,36 @@ def test_e4m3() -> None:
     np.testing.assert_array_equal(E4M3, expected)
 
 
+def test_scales_of_fp8(tmp_path: Path) -> None:
+    """Parts with a scale each, blocks that end within a part, and a static scale of activations, which is read and not used."""
+    random = np.random.default_rng(8)
+    codes = {name: torch.from_numpy(random.normal(0, 60, (rows, 200)).astype(np.float32)) for name, rows in (("q", 128), ("k", 96))}
+    codes = {name: values.to(torch.float8_e4m3fn) for name, values in codes.items()}
+    blocks = {name: torch.from_numpy(random.uniform(0.1, 2, (1, 2)).astype(np.float32)) for name in codes}
+    for suffix, scales, settings in (
+        ("weight_scale", {"q": torch.tensor(0.25), "k": torch.tensor([0.5])}, {"activation_scheme": "static"}),
+        ("weight_scale_inv", blocks, {"weight_block_size": [128, 128]}),
+    ):
+        tensors = {f"{name}.weight": values for name, values in codes.items()}
+        tensors |= {f"{name}.{suffix}": values for name, values in scales.items()}
+        tensors |= {f"{name}.input_scale": torch.tensor(0.01) for name in codes}
+        save_file(tensors, tmp_path / "model.safetensors")
+        (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "fp8", **settings}}))
+        checkpoint = open_quantized(open_checkpoint(str(tmp_path)))
+        assert sorted(checkpoint.names()) == ["k.weight", "q.weight"]
+        columns = 200 if suffix == "weight_scale" else 128  # that share a scale
+        wide = {name: np.repeat(values.numpy().reshape(1, -1), columns, 1)[:, :200] for name, values in scales.items()}
+        expected = {name: codes[name].float().numpy() * wide[name] for name in codes}
+        for order in (["q", "k"], ["k", "q"], ["q", "q"]):
+            stacked = read_weight(checkpoint, [f"{name}.weight" for name in order])
+            assert isinstance(stacked, Float8)
+            np.testing.assert_array_equal(stacked.dequantize(), np.concatenate([expected[name] for name in order]))
+            backend = _core.reference_backend()
+            assert backend.pack_float8("w", stacked.codes.shape, stacked.codes, block=stacked.block, scale=stacked.scale).bytes
+        part = read_weight(checkpoint, [str(Source("q.weight", 8, 24, 64))])
+        np.testing.assert_array_equal(part.dequantize(), expected["q"].reshape(2, 64, 200)[:, 8:24].reshape(-1, 200))
+
+
 def test_rows_and_sizes(tmp_path: Path) -> None:
     quantised_model("awq", tmp_path)
     plain = open_checkpoint(str(tmp_path))
@@ -246,7 +275,7 @@ def test_rows_and_sizes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "settings, why",
     [
-        ({"quant_method": "exl2"}, r"quant_method 'exl2' is not supported \(supported: gptq, awq, fp8, compressed-tensors\)"),
+        ({"quant_method": "exl2"}, r"quant_method 'exl2' is not supported \(supported: gptq, awq, fp8, compressed-tensors, "),
         ({"quant_method": "gptq", "bits": 5}, r"bits is 5, which is not supported \(supported: 2, 3, 4, 8\)"),
         ({"quant_method": "gptq", "bits": 4, "group_size": 0}, "group_size is 0, expected a positive integer"),
         ({"quant_method": "gptq", "bits": 4, "is_marlin_format": True}, "Marlin's own layout is not supported"),

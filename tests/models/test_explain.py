@@ -68,7 +68,7 @@ def test_demo_model_with_measured_rates(demo_gguf: Path) -> None:
     [
         ({"batch": 0}, "batch is 0"),
         ({"context": -1}, "context is -1"),
-        ({"kv_dtype": "int3"}, "kv_dtype is 'int3', expected one of fp32, fp16, bf16"),
+        ({"kv_dtype": "int3"}, "kv_dtype is 'int3', expected one of fp32, fp16, bf16, int8, fp8_e4m3, fp8_e5m2"),
         ({"gflops": float("nan")}, "gflops is nan"),
         ({"bandwidth_gb": 0}, "bandwidth_gb is 0"),
         ({"model_type": "gpt9"}, "model type 'gpt9'"),

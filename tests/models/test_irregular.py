@@ -20,6 +20,7 @@ from maga_transformer.models import build_program
 from maga_transformer.startup import load_runtime
 from runner import Part, Runner
 from safetensors.torch import load_file, save_file
+from tiny_families import NATIVE
 
 LAYERS, LENGTH = 5, 40
 IDS = np.random.default_rng(1).integers(0, 96, LENGTH).tolist()
@@ -195,6 +196,64 @@ def test_logits(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", ["llama", "qwen3"])
 def test_sublayers_that_are_gone_with_their_norms(case: str, tmp_path: Path) -> None:
     check(tmp_path, prune(case, tmp_path, keep_norms=False))
+
+
+def prune_latent(case: str, folder: Path) -> np.ndarray:
+    """DeepSeek: all heads, two of them, none; a dense MLP of half its units, two mixtures. As `prune`."""
+    kind, settings = NATIVE[case]
+    model = tiny_model(kind, folder, **settings)
+    own, pruned, c = dict(model.named_parameters()), load_file(folder / "model.safetensors"), model.config
+    query = "q_proj" if c.q_lora_rank is None else "q_b_proj"
+    with torch.no_grad():
+        for i, kept in enumerate(LATENT_HEADS):
+            module = f"model.layers.{i}.self_attn"
+            mask = torch.zeros(c.num_attention_heads, c.v_head_dim)
+            mask[kept] = 1
+            own[f"{module}.o_proj.weight"].mul_(mask.reshape(-1))
+            if not kept:
+                pruned = {name: tensor for name, tensor in pruned.items() if not name.startswith(module)}
+                continue
+            keys, values = c.qk_nope_head_dim, c.v_head_dim
+            for name, d in ((query, keys + c.qk_rope_head_dim), ("kv_b_proj", keys + values)):
+                pruned[f"{module}.{name}.weight"] = pruned[f"{module}.{name}.weight"][rows_of(kept, d)].contiguous()
+            pruned[f"{module}.o_proj.weight"] = pruned[f"{module}.o_proj.weight"][:, rows_of(kept, values)].contiguous()
+        units = list(range(0, c.intermediate_size, 2))
+        down = own["model.layers.0.mlp.down_proj.weight"]
+        down[:, [unit for unit in range(c.intermediate_size) if unit not in units]] = 0
+        for name in ("gate_proj", "up_proj"):
+            pruned[f"model.layers.0.mlp.{name}.weight"] = pruned[f"model.layers.0.mlp.{name}.weight"][units].contiguous()
+        pruned["model.layers.0.mlp.down_proj.weight"] = down[:, units].contiguous()
+    save_file(pruned, folder / "model.safetensors")
+    with torch.no_grad():
+        expected = model(torch.tensor([IDS])).logits[0].float().numpy()
+    assert np.abs(expected).max() > 0.3
+    return expected
+
+
+LATENT_HEADS = [[0, 1, 2, 3], [1, 3], []]
+
+
+@pytest.mark.parametrize("case", ["deepseek-v2", "deepseek-v2-lite", "deepseek-v3"])
+def test_latent_attention(case: str, tmp_path: Path) -> None:
+    expected = prune_latent(case, tmp_path)
+    program = check(tmp_path, expected).program
+    check(tmp_path, expected, _core.cpu_backend(threads=1, quantize_activations=False))
+    assert program.cache_layers == [(1, 28, 20)] * 2
+    edit_config(tmp_path, layer_head_num=[4, 2, 0], num_key_value_heads_per_layer=[4, 2, 0])
+    check(tmp_path, expected)
+    edit_config(tmp_path, layer_head_num=[4, 3, 0])
+    with pytest.raises(ValueError, match="config key layer_head_num says 3 for layer 1, whose tensors have 2"):
+        build_program(open_checkpoint(str(tmp_path)))
+
+
+def test_latent_heads_that_do_not_fit(tmp_path: Path) -> None:
+    prune_latent("deepseek-v3", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.1.self_attn.kv_b_proj.weight"
+    tensors[name] = tensors[name][:22].contiguous()  # of one head; the output's columns are of two
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"layers\.1\.self_attn\.kv_b_proj\.weight has shape \(22, 20\), expected \(44, 20\)"):
+        build_program(open_checkpoint(str(tmp_path)))
 
 
 HEADS, WIDTHS = [4, 2, 2, 0, 4], [80, 40, 80, 60, 0]

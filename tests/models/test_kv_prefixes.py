@@ -67,7 +67,7 @@ def check(expected: np.ndarray, folder: Path, ptuning: Path, *, alone: bool = Tr
             np.testing.assert_allclose(runner.step(parts), rows, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("case", NATIVE)
+@pytest.mark.parametrize("case", [case for case in NATIVE if not case.startswith("deepseek")])  # latent states cannot be given
 def test_prefix_tuning(case: str, tmp_path: Path) -> None:
     kind, settings = NATIVE[case]
     model = tiny_model(kind, tmp_path, **settings)

@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gguf
@@ -149,3 +150,15 @@ def test_types_that_weights_may_have(dtype: str, tmp_path: Path) -> None:
     kept = {"float64": "fp32", "bfloat16": "bf16", "float16": "fp16"}[dtype]
     assert {form for _, form, values in weights if values.ndim == 2} == {kept}
     assert {form for _, form, values in weights if values.ndim == 1} == {"fp32"}
+
+
+def test_one_line_tells_of_all_widened_weights(caplog: pytest.LogCaptureFixture) -> None:
+    weights: list[Any] = [
+        SimpleNamespace(widened=why) for why in ("", "groups of 3 columns", "stacks of experts", "", "stacks of experts")
+    ]
+    loader.tell_of_widened(weights)
+    assert [record.getMessage() for record in caplog.records] == [
+        "3 quantised weights are held as dense values on this device (1: groups of 3 columns; 2: stacks of experts)"
+    ]
+    loader.tell_of_widened(weights[:1])
+    assert len(caplog.records) == 1

@@ -114,15 +114,20 @@ def attention(
     sinks: bool = False,
     tree: bool = False,
     context: bool = False,
+    in_keys: bool = False,
+    scales: tuple[float, float] | None = None,
 ) -> Iterator[tuple[str, Builder]]:
-    """`tree`: each new token sees itself and a random part of those before it. `context`: the first two thirds of each sequence see
-    each other."""
+    """`scales`: of keys and values, as a checkpoint states them. `tree`: each new token sees itself and a random part of those
+    before it. `context`: the first two thirds of each sequence see each other. `in_keys`: values are the first columns of the
+    keys."""
 
     def build(rng: np.random.Generator) -> Case:
         p = OpProgram(rng)
         width_v = v_dim or head_dim
-        layer = p.program.cache_layer(kv_heads, head_dim, width_v)
-        widths = heads * head_dim, kv_heads * head_dim, kv_heads * width_v
+        layer = p.program.cache_layer(kv_heads, head_dim, width_v, values_in_keys=in_keys)
+        if scales:
+            p.program.state_scales(layer, *scales)
+        widths = heads * head_dim, kv_heads * head_dim, 0 if in_keys else kv_heads * width_v
         qkv = p.input("qkv", sum(widths))
         offsets = itertools.accumulate(widths, initial=0)
         q, k, v = (View(qkv.value, offset, width) for offset, width in zip(offsets, widths, strict=False))
@@ -130,7 +135,7 @@ def attention(
             p.output("out", heads * width_v),
             q,
             k,
-            v,
+            None if in_keys else v,
             layer=layer,
             heads=heads,
             kv_heads=kv_heads,
@@ -155,7 +160,9 @@ def attention(
         return p.case(runs, page_tokens=page_tokens, kv_dtype=kv_dtype)
 
     extras = f"{f'-window{window}' if window else ''}{f'-v{v_dim}' if v_dim else ''}-{kv_dtype}-pages{page_tokens}"
+    extras += f"-scales{scales[0]:g},{scales[1]:g}" if scales else ""
     extras += f"{f'-cap{soft_cap:g}' if soft_cap else ''}{'-alibi' * alibi}{'-sinks' * sinks}{'-tree' * tree}{'-context' * context}"
+    extras += "-in-keys" * in_keys
     yield f"attention-{head_dim}-{heads}over{kv_heads}-{spans}{extras}", build
 
 
@@ -165,7 +172,15 @@ def random_bits(rng: np.random.Generator, token: int) -> int:
 
 
 def prepare_qkv(
-    head_dim: int, heads: int, kv_heads: int, spans: str, *, norms: str = "", form: RopeForm | None = None, offset: float = 0.0
+    head_dim: int,
+    heads: int,
+    kv_heads: int,
+    spans: str,
+    *,
+    norms: str = "",
+    form: RopeForm | None = None,
+    offset: float = 0.0,
+    kv_dtype: str = "fp32",
 ) -> Iterator[tuple[str, Builder]]:
     """Followed by the attention that reads the pages, as pages cannot be read from outside."""
 
@@ -195,9 +210,8 @@ def prepare_qkv(
         for span in steps:
             step = tables.step(span)
             runs.append(Run(step, {qkv.value: rows(rng, len(step["ids"]), qkv.width)}))
-        return p.case(runs)
+        return p.case(runs, kv_dtype=kv_dtype)
 
-    extras = "-".join(
-        filter(None, [f"norm-{norms}" if norms else "", str(form) if form else "", f"offset{offset:g}" if offset else ""])
-    )
+    parts = [f"norm-{norms}" if norms else "", str(form) if form else "", f"offset{offset:g}" if offset else ""]
+    extras = "-".join(filter(None, [*parts, kv_dtype if kv_dtype != "fp32" else ""]))
     yield f"prepare_qkv-{head_dim}-{heads}over{kv_heads}-{spans}-{extras or 'write'}", build

@@ -36,6 +36,7 @@ class Case:
     # Inputs that a backend with quantised activations rounds, and to blocks of how many columns.
     quantized_inputs: tuple[int, ...] = ()
     block: int = 32
+    fp8_inputs: tuple[View, ...] = ()  # what a backend that multiplies fp8 codes rounds to e4m3
 
     @property
     def limits(self) -> dict[str, Any]:

@@ -201,10 +201,27 @@ def linear(
         weight = p.weight(matrix(rng, out, width, form))
         p.program.linear(target, view, weight=weight, bias=p.vector(out) if bias else -1, residual=added)
         quantized = (x.value,) if block else ()
-        return p.case([Run(plain_step(tokens, rng), inputs)], quantized_inputs=quantized, block=block)
+        fp8 = (view,) if form.kind == "fp8" else ()
+        return p.case([Run(plain_step(tokens, rng), inputs)], quantized_inputs=quantized, block=block, fp8_inputs=fp8)
 
     extras = f"{'-bias' if bias else ''}{f'-residual-{residual}' if residual else ''}{'-views' if views else ''}"
     yield f"linear-{form}-{out}x{width}-x{tokens}{extras}", build
+
+
+def head_linear(
+    form: Form, heads: int, out: int, width: int, rest: int, tokens: int, *, views: bool = False
+) -> Iterator[tuple[str, Builder]]:
+    """`rest`: columns of a head that pass by its matrix."""
+
+    def build(rng: np.random.Generator) -> Case:
+        p = OpProgram(rng)
+        columns = heads * (width + rest)
+        x = p.keep(p.input("x", columns + (5 if views else 0)))
+        weight = p.weight(stack(rng, heads, out, width, form))
+        p.program.head_linear(p.output("y", heads * (out + rest)), View(x.value, 5 * views, columns), weight=weight, heads=heads)
+        return p.case([Run(plain_step(tokens, rng), {x.value: rows(rng, tokens, x.width)})])
+
+    yield f"head_linear-{form}-{heads}x{out}x{width}-rest{rest}-x{tokens}{'-views' * views}", build
 
 
 def gated_linear(form: Form, out: int, width: int, tokens: int, kind: str, bias: bool = False) -> Iterator[tuple[str, Builder]]:
@@ -219,6 +236,7 @@ def gated_linear(form: Form, out: int, width: int, tokens: int, kind: str, bias:
             [Run(plain_step(tokens, rng), {x.value: apart_from_ties(rng, tokens, width, block or 32)})],
             quantized_inputs=quantized,
             block=block,
+            fp8_inputs=(x,) if form.kind == "fp8" else (),
         )
 
     yield f"gated_linear-{form}-{out}x{width}-x{tokens}-{kind}{'-bias' if bias else ''}", build
@@ -383,6 +401,15 @@ def table() -> Iterator[tuple[str, Builder]]:
         ):
             yield from gated_linear(form, out, 160, tokens, kind, bias)
 
+    for form in (Form("fp8"), Form("fp8", block=(0, 0)), Form("fp8", block=(32, 64))):
+        for out, width, tokens in ((48, 96, 1), (64, 304, 13), (160, 576, 64), (96, 272, 100), (37, 100, 6)):
+            yield from linear(form, out, width, tokens)
+        yield from linear(form, 48, 144, 6, bias=True, residual="in-place")
+        yield from linear(form, 64, 96, 70, views=True, residual="apart")
+        yield from gated_linear(form, 48, 160, 5, "silu", True)
+        yield from gated_linear(form, 40, 144, 80, "gelu")
+        yield from gated_linear(form, 33, 160, 3, "relu2")
+
     yield from moes(dense_forms, [q4, q8])
 
     for head_dim in (64, 80, 128, 6):
@@ -425,6 +452,33 @@ def table() -> Iterator[tuple[str, Builder]]:
     yield from attention(64, 6, 3, "far", soft_cap=1.0, window=300, tree=True)
     yield from attention(256, 4, 2, "ragged", soft_cap=3.0, sinks=True)
     yield from attention(80, 4, 2, "ragged", alibi=True, tree=True, kv_dtype="fp16")
+    for kv_dtype in ("int8", "fp8_e4m3", "fp8_e5m2"):
+        for head_dim, spans in itertools.product((64, 80, 96, 128, 256, 37), ("prefill", "ragged", "decodes")):
+            yield from attention(head_dim, 4, 2, spans, kv_dtype=kv_dtype)
+        for page_tokens in (48, 64):
+            yield from attention(112, 6, 2, "ragged", kv_dtype=kv_dtype, page_tokens=page_tokens)
+        yield from attention(40, 4, 4, "ragged", v_dim=72, window=9, kv_dtype=kv_dtype)
+        yield from attention(64, 16, 1, "far", window=300, sinks=True, kv_dtype=kv_dtype)
+        yield from attention(128, 6, 2, "long", soft_cap=2.5, alibi=True, kv_dtype=kv_dtype)
+        yield from attention(64, 4, 2, "ragged", tree=True, kv_dtype=kv_dtype)
+        yield from attention(80, 4, 1, "ragged", context=True, kv_dtype=kv_dtype)
+        for norms, form in (("", None), ("qk", RopeForm(64)), ("k", RopeForm(32, True))):
+            yield from prepare_qkv(64, 6, 2, "ragged", norms=norms, form=form, kv_dtype=kv_dtype)
+        yield from prepare_qkv(80, 6, 2, "decodes", form=RopeForm(80), kv_dtype=kv_dtype)
+    yield from attention(64, 4, 2, "ragged", kv_dtype="fp8_e4m3", scales=(0.005, 0.02))
+
+    for spans in ("prefill", "ragged", "decodes"):
+        yield from attention(56, 4, 1, spans, v_dim=40, in_keys=True)
+    for kv_dtype, page_tokens in itertools.product(("fp16", "bf16"), (16, 48)):
+        yield from attention(72, 20, 1, "ragged", v_dim=64, in_keys=True, kv_dtype=kv_dtype, page_tokens=page_tokens)
+    yield from attention(576, 16, 1, "decodes", v_dim=512, in_keys=True, kv_dtype="bf16")
+    yield from attention(48, 6, 2, "far", v_dim=37, in_keys=True, window=300, tree=True)
+    yield from attention(64, 4, 2, "ragged", v_dim=64, in_keys=True, context=True)
+    for form in dense_forms:
+        yield from head_linear(form, 4, 20, 12, 8, 9)
+        yield from head_linear(form, 3, 131, 70, 0, 40, views=True)
+    yield from head_linear(Form("bf16"), 16, 512, 128, 64, 3)
+    yield from head_linear(Form("bf16"), 16, 128, 512, 0, 1)
 
     for head_dim in (64, 80, 128, 38):
         for norms in ("", "q", "k", "qk"):
@@ -495,6 +549,17 @@ def large_table() -> Iterator[tuple[str, Builder]]:
         yield from gated_linear(bf16, 1408, 1024, tokens, "silu")
         yield from gated_linear(bf16, 512, 1024, tokens, "gelu_tanh", bias=True)
         yield from gated_linear(bf16, 512, 1024, tokens, "relu2")
+    q4 = Form("affine", 4, 128, zero=8)
+    q8 = Form("affine", 8, 0, zero=128)
+    for form in (q4, q8, Form("affine", 4, 128, points=True), Form("affine", 4, 64, True), Form("affine", 3, 32, points=True)):
+        for tokens in (1, 13, 33, 100, 190, 300):
+            yield from linear(form, 1000, 1536, tokens)
+    for form in (q4, q8):
+        for tokens in (1, 30, 64, 130, 400):
+            yield from linear(form, 1024, 2048, tokens, bias=True, residual="in-place")
+            yield from linear(form, 1024, 1152, tokens, residual="apart", views=True)
+            yield from gated_linear(form, 1408, 1024, tokens, "silu")
+            yield from gated_linear(form, 510, 1024, tokens, "gelu_tanh", bias=True)
     for tokens in (1, 2, 5, 16, 33, 64, 130, 300, 700):
         yield from moe(bf16, (512, 384, 512), 8, 2, tokens, renormalise=True, residual="apart")
         yield from moe(bf16, (256, 128, 256), 64, 6, tokens, bias=True)

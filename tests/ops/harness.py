@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from maga_transformer import _core
+from maga_transformer.formats import Float8
 
 from .case import Case, quantize_rows
 from .cases import build
@@ -76,8 +77,10 @@ def run(executable: _core.Executable, case: Case) -> Results:
 
 @functools.cache
 def expected(name: str, quantized: bool) -> Results:
-    """The reference's results; `quantized`: on activations that were rounded to int8 as a CPU kernel rounds them."""
+    """The reference's results, with fp8 weights as the CPU holds them; `quantized`: on activations that were rounded to int8 as a
+    CPU kernel rounds them."""
     case = build(name)
+    case.weights = [data.rounded("bf16") if data.form.kind == "fp8" else data for data in case.weights]
     if quantized:
         case.runs = [
             replace(
@@ -98,11 +101,29 @@ def rounded_case(name: str, compute: str) -> Case:
     return case
 
 
-def expected_rounded(name: str, compute: str) -> Results:
-    """The reference's results for `rounded_case`, with weights that the card's type holds."""
+def expected_rounded(name: str, compute: str, backend: _core.Backend) -> Results:
+    """The reference's results for `rounded_case`, with weights that the card's type holds, or, where the backend multiplies fp8
+    codes, with those and with activations that are rounded as it rounds them."""
     case = rounded_case(name, compute)
-    case.weights = [data.rounded(compute) for data in case.weights]
+    if any(data.form.kind == "fp8" and not data.pack(backend, "weight").widened for data in case.weights):
+        for each in case.runs:
+            for view in case.fp8_inputs:
+                columns = slice(view.offset, view.offset + view.width)
+                each.inputs[view.value] = each.inputs[view.value].copy()
+                each.inputs[view.value][:, columns] = fp8_rows(each.inputs[view.value][:, columns])
+    else:
+        case.weights = [data.rounded(compute) for data in case.weights]
     return run(load(reference(), case), case)
+
+
+def fp8_rows(x: np.ndarray) -> np.ndarray:
+    """What is left of x after rounding to e4m3 by 128 columns."""
+    left = np.empty_like(x)
+    for begin in range(0, x.shape[1], 128):
+        part = np.ascontiguousarray(x[:, begin : begin + 128])
+        codes, scale = _core.quantize_fp8(part, "fp32", name="activations")
+        left[:, begin : begin + 128] = Float8(codes, (1, part.shape[1]), scale).dequantize()
+    return left
 
 
 def distance(got: Results, want: Results) -> float:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from maga_transformer._core import View
 
-from .case import OpProgram, Run, plain_step, quantize_rows, rows
+from .case import Case, OpProgram, Run, plain_step, quantize_rows, rows
 from .cases import CASES, build
 from .harness import MODES, Mode, distance, expected, load, run
 from .weights import Form, stack
@@ -18,13 +18,19 @@ EXACT = 2e-5
 ROUNDED = 1e-4
 # Against the reference on activations as they are.
 LOOSE = 0.1
+# Where the last bit of a norm or of a rotation decides about an 8-bit code of a key. Measured: up to 4e-3.
+CODES = 1e-2
+
+
+def rounds_to_codes(case: Case) -> bool:
+    return case.kv_dtype not in ("fp32", "fp16", "bf16") and case.program.ops[0]["op"] == "prepare_qkv"
 
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("mode", [mode for mode in MODES if not mode.quantized], ids=str)
 def test_exact(mode: Mode, name: str) -> None:
     case = build(name)
-    assert distance(run(load(mode.backend(), case), case), expected(name, False)) < EXACT
+    assert distance(run(load(mode.backend(), case), case), expected(name, False)) < (CODES if rounds_to_codes(case) else EXACT)
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if build(name).quantized_inputs])
@@ -126,6 +132,11 @@ NAN_CASES = [
     "rope64-head64-x3-ragged",
     "attention-64-4over2-prefill-fp32-pages16",
     "prepare_qkv-64-6over2-ragged-norm-qk-rope64",
+    "head_linear-bf16-4x20x12-rest8-x9",
+    "attention-56-4over1-prefill-v40-fp32-pages16-in-keys",
+    "attention-64-4over2-prefill-int8-pages16",
+    "prepare_qkv-64-6over2-ragged-norm-qk-rope64-int8",
+    "prepare_qkv-64-6over2-ragged-norm-qk-rope64-fp8_e4m3",
 ]
 
 

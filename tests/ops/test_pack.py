@@ -67,6 +67,23 @@ AFFINE: dict[str, dict[str, Any]] = {  # what differs from a matrix of 4 bits in
     "codes of a vector": {"shape": [256], "codes": CODES.reshape(-1)},
     "other shape": {"shape": [8, 32]},
 }
+FLOAT8: dict[str, dict[str, Any]] = {  # what differs from a matrix of codes in blocks of 2 by 32
+    "no rows in a block": {"block": (0, 32)},
+    "no columns in a block": {"block": (2, 0)},
+    "negative block": {"block": (-2, 32)},
+    "a scale too few": {"scale": SCALE[:1].copy()},
+    "scales turned": {"block": (1, 32), "scale": np.ones((2, 4), np.float32)},
+    "scales in a vector": {"scale": np.ones(4, np.float32)},
+    "fp16 scales": {"scale": np.ones((2, 2), np.float16)},
+    "signed codes": {"codes": CODES.astype(np.int8)},
+    "codes of a vector": {"shape": [256], "codes": CODES.reshape(-1)},
+    "other shape": {"shape": [8, 32]},
+}
+
+
+def pack_float8(backend: _core.Backend, *, shape: list[int] | None = None, codes: Any = CODES, **changes: Any) -> _core.Weight:
+    form = {"block": (2, 32), "scale": np.ones((2, 2), np.float32), **changes}
+    return backend.pack_float8("some.weight", shape or list(codes.shape), codes, **form)
 
 
 def pack_affine(backend: _core.Backend, *, shape: list[int] | None = None, codes: Any = CODES, **changes: Any) -> _core.Weight:
@@ -92,6 +109,12 @@ def test_affine(case: str, backend: _core.Backend) -> None:
         pack_affine(backend, **AFFINE[case])
 
 
+@pytest.mark.parametrize("case", FLOAT8)
+def test_float8(case: str, backend: _core.Backend) -> None:
+    with pytest.raises(ValueError, match=r"some\.weight"):
+        pack_float8(backend, **FLOAT8[case])
+
+
 @pytest.mark.parametrize("values", [None, 1.0, "text", [[1.0]], b"1234"], ids=repr)
 def test_what_is_no_array(values: Any, backend: _core.Backend) -> None:
     with pytest.raises(TypeError, match="pack_dense"):
@@ -109,6 +132,9 @@ def test_what_is_taken(backend: _core.Backend) -> None:
     assert backend.pack_dense("some.weight", [32], ROWS[0], "fp32").bytes >= 32
     assert pack_affine(backend).bytes >= 128
     assert pack_affine(backend, offset=SCALE).bytes >= 128
+    assert pack_float8(backend).bytes >= 256
+    assert pack_float8(backend, block=(4, 64), scale=np.ones((1, 1), np.float32)).bytes >= 256
+    assert pack_float8(backend, block=(3, 48), scale=np.ones((2, 2), np.float32)).bytes >= 256
 
 
 def test_stacks(backend: _core.Backend) -> None:

@@ -109,6 +109,21 @@ def attention_window(p: Program) -> None:
     p.attention(p.value("o", 32), p.input("q", 32), p.input("k", 16), p.input("v", 16), layer=0, scale=1.0, window=-1, **HEADS)
 
 
+def latent_attention(p: Program, *, v_dim: int = 6, v: bool = False) -> None:
+    p.cache_layer(2, 8, v_dim, values_in_keys=True)
+    q, k, values = p.input("q", 32), p.input("k", 16), p.input("v", 2 * v_dim)
+    p.attention(p.value("out", 4 * v_dim), q, k, values if v else None, layer=0, scale=1.0, **HEADS)
+
+
+def latent_prepare(p: Program) -> None:
+    p.cache_layer(2, 8, 8, values_in_keys=True)
+    p.prepare_qkv(p.input("q", 32), p.input("k", 16), p.input("v", 16), layer=0, **HEADS)
+
+
+def head_linear(p: Program, *, heads: int = 3, out: int = 24, shape: tuple[int, ...] = (3, 5, 4)) -> None:
+    p.head_linear(p.value("y", out), p.input("x", 21), weight=weight(p, *shape), heads=heads)
+
+
 def rope(p: Program, table: int = 0, rotary: int = 8, head_dim: int = 8) -> None:
     p.rope_table(rotary, [1.0] * (rotary // 2))
     p.rope(p.input("x", 16), head_dim=head_dim, table=table)
@@ -225,6 +240,13 @@ BROKEN: list[tuple[Callable[[Program], None], str]] = [
     (lambda p: moe(p, corrections=5), r'op 0 \(moe to "y"\): correction has 5 entries for 6 experts'),
     (lambda p: moe(p, correction=1), r'op 0 \(moe to "y"\): correction names table 1 of 0'),
     (lambda p: moe(p, kind="relu", alpha=2.0), r'op 0 \(moe to "y"\): alpha is 2; other values than 1 are for silu'),
+    (lambda p: latent_attention(p, v=True), r'op 0 \(attention to "out"\): v is given, but the layer has its values in its keys'),
+    (lambda p: latent_attention(p, v_dim=9), r"cache layer 0 has values of 9 in keys of 8"),
+    (latent_prepare, r'op 0 \(prepare_qkv to "q"\): layer 0 has its values in its keys'),
+    (lambda p: head_linear(p, heads=2), r'op 0 \(head_linear to "y"\): 2 heads in 21 columns'),
+    (lambda p: head_linear(p, out=23), r'op 0 \(head_linear to "y"\): out "y" is 23 columns wide; the op needs 24'),
+    (lambda p: head_linear(p, shape=(3, 5, 8)), r"weight has shape \(3, 5, 8\); the op needs 3 matrices of at most 7 columns"),
+    (lambda p: head_linear(p, shape=(5, 4)), r"weight has shape \(5, 4\); the op needs 3 matrices"),
     (prepare, r'op 0 \(prepare_qkv to "qkv"\): q_norm "weight0" has shape \(4\); the op needs \(8\)'),
     (lambda p: prepare(p, k_offset=31), r'op 0 \(prepare_qkv to "qkv"\): k "qkv"\[31:47\] overlaps "qkv"\[0:32\]'),
     (embed, r'op 0 \(embed to "x"\): table "weight0" has shape \(49, 4\); the op needs \(50, 4\)'),
@@ -484,7 +506,7 @@ def test_cost_by_hand() -> None:
     p.validate()
 
     # 3 sequences of 4 new tokens after 2; the window of 5 cuts the last: they see 3, 4, 5 and 5 keys, all 6 entries are read.
-    work = {"sequences": 3, "tokens_per_sequence": 4, "context": 2, "logit_rows": 2, "kv_element_bytes": 2}
+    work = {"sequences": 3, "tokens_per_sequence": 4, "context": 2, "logit_rows": 2, "kv_dtype": "fp16"}
     costs = cost(p, **work, weight_bytes=[500.0, 560.0, 224.0, 80.0])
     entry = 2 * (8 + 4) * 2
     assert costs == [
@@ -497,17 +519,35 @@ def test_cost_by_hand() -> None:
         (2 * 50 * 20, 500, 0),
     ]
     # A decode step far beyond the window reads only the window.
-    work = {"sequences": 1, "tokens_per_sequence": 1, "context": 99, "logit_rows": 0, "kv_element_bytes": 1}
+    work = {"sequences": 1, "tokens_per_sequence": 1, "context": 99, "logit_rows": 0, "kv_dtype": "int8"}
     decode = cost(p, **work, weight_bytes=[500.0, 560.0, 224.0, 80.0])
-    assert decode[3] == (5 * 4 * 29, 0, (5 + 1) * entry / 2)
+    assert decode[3] == (5 * 4 * 29, 0, (5 + 1) * (entry / 2 + 2 * 4))  # in 8 bits, with two scales a head
     assert decode[6] == (0, 0, 0)
+
+
+def test_latent_pages_hold_keys_alone() -> None:
+    p = program()
+    latent_attention(p)
+    p.validate()
+    assert p.page_bytes(16, "bf16") == 16 * 2 * 8 * 2
+    assert names(fuse(p, **ALL)) == ["attention"]
+    work = {"sequences": 1, "tokens_per_sequence": 1, "context": 9, "logit_rows": 0, "kv_dtype": "bf16"}
+    assert cost(p, **work, weight_bytes=[]) == [(10 * 4 * (2 * 8 + 2 * 6 + 5), 0, (10 + 1) * 2 * 8 * 2)]
+
+
+def test_cost_of_head_linear() -> None:
+    p = program()
+    head_linear(p)
+    p.validate()
+    work = {"sequences": 2, "tokens_per_sequence": 3, "context": 0, "logit_rows": 0, "kv_dtype": "bf16"}
+    assert cost(p, **work, weight_bytes=[60.0]) == [(6 * 3 * 2 * 5 * 4, 60.0, 0)]
 
 
 def test_cost_of_experts() -> None:
     """Weights count as far as tokens that choose evenly are expected to touch them."""
     p = program()
     moe(p)
-    work = {"tokens_per_sequence": 1, "context": 0, "logit_rows": 0, "kv_element_bytes": 2}
+    work = {"tokens_per_sequence": 1, "context": 0, "logit_rows": 0, "kv_dtype": "fp16"}
     for tokens, share in ((0, 0), (1, 2 / 6), (2, 1 - (4 / 6) ** 2), (1000, 1)):
         ((flops, weight_bytes, kv_bytes),) = cost(p, sequences=tokens, **work, weight_bytes=[600.0, 60.0])
         assert weight_bytes == pytest.approx(660 * share)
@@ -517,7 +557,7 @@ def test_cost_of_experts() -> None:
 
 def test_cost_of_fused_is_cost_of_plain() -> None:
     p = qkv_program()
-    work = {"sequences": 2, "tokens_per_sequence": 3, "context": 7, "logit_rows": 1, "kv_element_bytes": 2}
+    work = {"sequences": 2, "tokens_per_sequence": 3, "context": 7, "logit_rows": 1, "kv_dtype": "fp16"}
     sizes = [float(100 + i) for i in range(len(p.weights))]
     plain, fused = (cost(q, **work, weight_bytes=sizes) for q in (p, fuse(p, **ALL)))
     for column in range(3):
@@ -527,4 +567,4 @@ def test_cost_of_fused_is_cost_of_plain() -> None:
 def test_cost_needs_every_weight() -> None:
     p = qkv_program()
     with pytest.raises(ValueError, match="2 sizes for 3 weights"):
-        cost(p, sequences=1, tokens_per_sequence=1, context=0, logit_rows=1, kv_element_bytes=2, weight_bytes=[1.0, 2.0])
+        cost(p, sequences=1, tokens_per_sequence=1, context=0, logit_rows=1, kv_dtype="fp16", weight_bytes=[1.0, 2.0])

@@ -24,7 +24,12 @@ class Model:
     """A loaded transformer, and logits of every token of all sequences by any schedule."""
 
     def __init__(
-        self, backend: _core.Backend, program: _core.Program, weights: list, kv_dtype: str = "fp32", page_tokens: int = 16
+        self,
+        backend: _core.Backend,
+        program: _core.Program,
+        weights: list,
+        kv_dtype: str | list[str] = "fp32",
+        page_tokens: int = 16,
     ) -> None:
         self.tables = PageTables(np.random.default_rng(page_tokens), LENGTHS, page_tokens)
         packed = [data.pack(backend, f"weight{i}") for i, data in enumerate(weights)]
@@ -125,7 +130,7 @@ def test_cpu_fused_is_unfused(mode: Mode, shape: Shape) -> None:
     assert_same(fused.logits(at_once()), plain.logits(at_once()))
 
 
-@pytest.mark.parametrize("kv_dtype", ["fp32", "fp16"])
+@pytest.mark.parametrize("kv_dtype", ["fp32", "fp16", "int8", "fp8_e4m3"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("mode", MODES, ids=str)
 def test_cpu_batch_changes_nothing(mode: Mode, shape: Shape, kv_dtype: str) -> None:
@@ -152,3 +157,21 @@ def test_copied_page_continues_alike(mode: Mode | None) -> None:
     model.executable.run(**spoilt)
     table[-1] = unused
     np.testing.assert_array_equal(model.logits([[(0, 44, 45)]])[0][44], want)
+
+
+def over_given_pages(model: Model) -> np.ndarray:
+    """Logits of tokens 20 to 45 of a sequence whose first 20 K/V entries are given."""
+    rng = np.random.default_rng(20)
+    for i, (kv_heads, head_dim, v_dim) in enumerate(model.executable.program.cache_layers):
+        keys, values = (rng.standard_normal((20, kv_heads, width), np.float32) for width in (head_dim, v_dim))
+        model.executable.fill_pages(i, keys, values)
+    model.tables.tables[0] = list(range(len(model.tables.tables[0])))
+    return model.logits([[(0, 20, 45)]])[0][20:]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("mode", MODES, ids=str)
+def test_given_pages_are_read(mode: Mode, shape: Shape) -> None:
+    want = over_given_pages(Model(reference(), *transformer(shape)))
+    got = over_given_pages(Model(mode.backend(), *transformer(shape)))
+    assert_close({0: got}, {0: want}, 0.1 if mode.quantized and shape.form.kind == "affine" else 1e-5)

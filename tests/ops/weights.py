@@ -5,11 +5,14 @@ from typing import Any
 
 import numpy as np
 from maga_transformer import _core
+from maga_transformer.formats import Float8
 
 
 @dataclass(frozen=True)
 class Form:
-    """`kind`: fp32, fp16, bf16 or affine. `group` 0: the whole row. `half`: scales and offsets that fp16 holds exactly."""
+    """`kind`: fp32, fp16, bf16, affine or fp8. `group` 0: the whole row. `half`: scales and offsets that fp16 holds exactly.
+    `points`: offsets that stand for a whole zero point a group, as GPTQ and AWQ have them. `block` of fp8: rows and columns that
+    share a scale, 0: all."""
 
     kind: str
     bits: int = 0
@@ -17,11 +20,15 @@ class Form:
     offset: bool = False
     zero: int = 0
     half: bool = True
+    points: bool = False
+    block: tuple[int, int] = (1, 0)
 
     def __str__(self) -> str:
+        if self.kind == "fp8":
+            return f"fp8-by-{self.block[0] or 'all'}-by-{self.block[1] or 'all'}"
         if self.kind != "affine":
             return self.kind
-        extras = f"{'-offset' if self.offset else ''}{'' if self.half else '-fp32scale'}"
+        extras = f"{'-offset' if self.offset else ''}{'' if self.half else '-fp32scale'}{'-points' if self.points else ''}"
         return f"{self.bits}bit-g{self.group or 'row'}-z{self.zero}{extras}"
 
 
@@ -37,6 +44,8 @@ class WeightData:
         """fp32"""
         if self.form.kind == "bf16":
             return from_bf16(self.values)
+        if self.form.kind == "fp8":
+            return Float8(self.values, self.block(), self.scale).dequantize()
         if self.form.kind != "affine":
             return self.values.astype(np.float32)
         rows, cols = self.values.shape
@@ -55,7 +64,14 @@ class WeightData:
         _, rows, cols = self.shape
         part = slice(i * rows, (i + 1) * rows)
         scale, offset = (None if each is None else each[part] for each in (self.scale, self.offset))
+        if self.form.kind == "fp8":  # blocks divide the rows of a matrix
+            high = self.form.block[0] or rows
+            scale = self.scale[i * rows // high : (i + 1) * rows // high]
         return WeightData((rows, cols), self.values[part], self.form, scale, offset)
+
+    def block(self) -> tuple[int, int]:
+        """Of an fp8 matrix."""
+        return self.form.block[0] or self.shape[0], self.form.block[1] or self.shape[1]
 
     def pack(self, backend: _core.Backend, name: str) -> _core.Weight:
         if len(self.shape) == 3:
@@ -63,9 +79,13 @@ class WeightData:
             for each in (self.matrix(i) for i in range(self.shape[0])):
                 if self.form.kind == "affine":
                     stack.add_affine(each.values, **each.numbers())
+                elif self.form.kind == "fp8":
+                    stack.add_float8(each.values, block=each.block(), scale=each.scale)
                 else:
                     stack.add_dense(each.values, self.form.kind)
             return stack.finish()
+        if self.form.kind == "fp8":
+            return backend.pack_float8(name, self.shape, self.values, block=self.block(), scale=self.scale)
         if self.form.kind != "affine":
             return backend.pack_dense(name, self.shape, self.values, self.form.kind)
         return backend.pack_affine(name, self.shape, self.values, **self.numbers())
@@ -107,6 +127,11 @@ def dense(
 def matrix(rng: np.random.Generator, rows: int, cols: int, form: Form) -> WeightData:
     """Elements of about 1 / sqrt(cols), so that products stay near 1."""
     size = cols**-0.5
+    if form.kind == "fp8":
+        high, wide = form.block[0] or rows, form.block[1] or cols
+        codes = _core.quantize_fp8(rng.normal(0, 1, (rows, cols)).astype(np.float32), "fp32", name="random")[0]
+        scale = rng.uniform(0.5, 2, (-(-rows // high), -(-cols // wide))) * size / 150
+        return WeightData((rows, cols), codes, form, scale.astype(np.float32))
     if form.kind != "affine":
         return dense(rng, (rows, cols), form.kind, deviation=size)
     codes = rng.integers(0, 2**form.bits, (rows, cols), dtype=np.uint8)
@@ -118,6 +143,8 @@ def matrix(rng: np.random.Generator, rows: int, cols: int, form: Form) -> Weight
     scale = scale.astype(stored).astype(np.float32)
     if offset is not None:
         offset = offset.astype(stored).astype(np.float32)
+    if form.points:
+        offset = -scale * rng.integers(0, 2**form.bits, groups).astype(np.float32)
     return WeightData((rows, cols), codes, form, scale, offset)
 
 

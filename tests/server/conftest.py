@@ -51,7 +51,7 @@ class ServerProcess:
     def gauges(self) -> dict[str, float]:
         """Metrics by name and labels other than the model's."""
         found = {}
-        for name, labels, value in re.findall(r"^(\w+)(?:\{(.*?)\})? (\S+)$", self.get("/metrics").text, re.MULTILINE):
+        for name, labels, value in re.findall(r"^([\w:]+)(?:\{(.*?)\})? (\S+)$", self.get("/metrics").text, re.MULTILINE):
             rest = ",".join(part for part in labels.split(",") if part and not part.startswith("model_name"))
             found[f"{name}{{{rest}}}" if rest else name] = float(value)
         return found

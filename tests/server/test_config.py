@@ -54,7 +54,10 @@ def test_an_empty_variable_is_unset():
         ({"MAGA_FALT": "x"}, ["MAGA_FALT", "MAGA_FAULT"]),
         ({"TP_SIZE": "2"}, ["TP_SIZE=2", "valid: 1"]),
         ({"LORA_INFO": '{"a": "/x"}'}, ["LORA_INFO", "not supported yet"]),
-        ({"INT8_KV_CACHE": "1"}, ["INT8_KV_CACHE=1", "KV_CACHE_DTYPE"]),
+        ({"INT8_KV_CACHE": "1", "FP8_KV_CACHE": "1"}, ["INT8_KV_CACHE=int8 and FP8_KV_CACHE=1", "keep one"]),
+        ({"INT8_KV_CACHE": "8"}, ["INT8_KV_CACHE=8: a switch"]),
+        ({"BLOCKWISE_USE_FP8_KV_CACHE": "1"}, ["BLOCKWISE_USE_FP8_KV_CACHE=1", "FP8_KV_CACHE=1"]),
+        ({"KV_CACHE_DTYPE": "int4"}, ["KV_CACHE_DTYPE=int4"]),
         ({"WEIGHT_TYPE": "int3"}, ["WEIGHT_TYPE=int3"]),
     ],
 )
@@ -111,6 +114,19 @@ def test_a_library_caller_is_not_touched_by_the_environment(monkeypatch):
 def test_dtypes_by_the_names_of_vllm():
     config = Config.load({"dtype": "bfloat16", "kv-cache-dtype": "half"}, environ={})
     assert (config.act_type, config.kv_cache_dtype) == ("bf16", "fp16")
+    assert Config.load({"kv-cache-dtype": "fp8"}, environ={}).kv_cache_dtype == "fp8_e4m3"
+
+
+def test_kv_cache_precision_by_the_switches_of_rtp_llm():
+    for environ, dtype in (
+        ({"INT8_KV_CACHE": "1"}, "int8"),
+        ({"INT8_KV_CACHE": "0", "FP8_KV_CACHE": "0"}, "auto"),
+        ({"FP8_KV_CACHE": "1"}, "fp8_e4m3"),
+        ({"FP8_KV_CACHE": "true", "KV_CACHE_DTYPE": "fp8_e4m3"}, "fp8_e4m3"),
+        ({"KV_CACHE_DTYPE": "fp8_e5m2"}, "fp8_e5m2"),
+        ({"KV_CACHE_DTYPE": "adaptive"}, "adaptive"),
+    ):
+        assert Config.load(environ=environ).kv_cache_dtype == dtype
 
 
 def test_quantization_by_the_names_of_rtp_llm():
@@ -120,6 +136,8 @@ def test_quantization_by_the_names_of_rtp_llm():
         ({"WEIGHT_TYPE": "INT8"}, "int8"),
         ({"WEIGHT_TYPE": "fp16"}, ""),
         ({"QUANTIZATION": "int4"}, "int4"),
+        ({"QUANTIZATION": "fp8"}, "fp8"),
+        ({"WEIGHT_TYPE": "FP8"}, "fp8"),
     ):
         assert Config.load(environ=environ).quantization == method
 

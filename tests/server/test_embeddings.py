@@ -14,6 +14,7 @@ import torch
 import transformers
 from maga_transformer import LLM
 from maga_transformer.request import RequestError
+from tiny_embedders import sentence_transformer, tiny
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from .conftest import ServerProcess, running_server
@@ -47,6 +48,15 @@ def write_bert(folder: Path, suffix: str, *, max_positions: int = 64, **settings
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text("{}")
     return model
+
+
+def write_tokenizer(folder: Path, around: str) -> None:
+    """Words; `around` a text, $A, stand the special tokens of BERT."""
+    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
+    words.post_processor = processors.TemplateProcessing(single=around, special_tokens=[("[SEP]", 3)])  # type: ignore[assignment]
+    words.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text("{}")
 
 
 def ids_of(text: str) -> list[int]:
@@ -146,7 +156,7 @@ def test_mistakes(server: ServerProcess) -> None:
         ("/v1/embeddings", {"input": "w1 " * 90}, 400, "at most 64 tokens, but input has 92"),
         ("/v1/embeddings", {"input": "w1", "dimensions": 49}, 400, "dimensions=49: valid: 1 to 48"),
         ("/v1/embeddings", {"input": "w1", "encoding_format": "hex"}, 400, "encoding_format='hex'"),
-        ("/v1/embeddings", {"input": "w1", "embedding_config": {"type": "sparse"}}, 400, "'sparse' is not supported"),
+        ("/v1/embeddings", {"input": "w1", "embedding_config": {"type": "sparse"}}, 400, "this model has dense embeddings only"),
         ("/v1/embeddings", {"input": "w1", "model": "other"}, 404, "`other` does not exist"),
         ("/v1/embeddings", {"input": "w1", "dimensions": "3"}, 400, "dimensions='3'"),
         ("/v1/rerank", {"documents": ["w1"]}, 400, "query is missing"),
@@ -198,3 +208,123 @@ def test_the_library(embedder: tuple[Path, Any], ranker: tuple[Path, Any], expec
         assert all(0 < score < 1 for score in llm.score(TEXTS[0], TEXTS))
         with pytest.raises(RequestError, match="this model scores texts: it cannot be asked for embeddings"):
             llm.embed("w1")
+
+
+# --- sparse and colbert embeddings ---
+
+WORDS_AGAIN = [*TEXTS, "w1 w2 w1 w1 w2"]
+
+
+@pytest.fixture(scope="module")
+def multi_vector(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[Any]]]:
+    """A folder like bge-m3's, and what torch makes of WORDS_AGAIN by its rules: of each text the embedding of its first token, the
+    largest weight of every word, and a vector for every token but the first."""
+    folder = tmp_path_factory.mktemp("multi-vector")
+    model = write_bert(folder, "Model")
+    (folder / "modules.json").write_text(json.dumps([{"type": "a.Transformer"}, {"type": "a.Pooling", "path": "1_Pooling"}]))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling/config.json").write_text(json.dumps({"pooling_mode_cls_token": True}))
+    tokens = json.loads((folder / "tokenizer.json").read_text())
+    special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    tokens["added_tokens"] = [{"id": i, "content": word, **special} for i, word in enumerate(WORDS[:4])]
+    (folder / "tokenizer.json").write_text(json.dumps(tokens))
+    linears = {name: torch.nn.Linear(48, width) for name, width in (("colbert", 32), ("sparse", 1))}
+    for name, linear in linears.items():
+        torch.save(linear.state_dict(), folder / f"{name}_linear.pt")
+    found: dict[str, list[Any]] = {"dense": [], "sparse": [], "colbert": []}
+    with torch.no_grad():
+        for text in WORDS_AGAIN:
+            ids = [2, *ids_of(text), 3]
+            hidden = model(torch.tensor([ids])).last_hidden_state[0]
+            weights: dict[str, float] = {}
+            for token, weight in zip(ids, linears["sparse"](hidden).relu()[:, 0].tolist(), strict=True):
+                if token > 3 and weight > 0:
+                    weights[str(token)] = max(weight, weights.get(str(token), 0.0))
+            found["dense"].append(hidden[0].numpy())
+            found["sparse"].append(weights)
+            found["colbert"].append(torch.nn.functional.normalize(linears["colbert"](hidden[1:]), dim=1).numpy())
+    return folder, found
+
+
+@pytest.fixture(scope="module")
+def multi_server(multi_vector: tuple[Path, Any]) -> Iterator[ServerProcess]:
+    with running_server(multi_vector[0], **SETTINGS) as process:
+        yield process
+
+
+def test_sparse_and_colbert(multi_server: ServerProcess, multi_vector: tuple[Path, dict[str, list[Any]]]) -> None:
+    expected = multi_vector[1]
+    assert any(expected["sparse"]) and len(expected["sparse"][-1]) <= 2
+    for kind, name in (("dense", "embedding"), ("sparse", "sparse_embedding"), ("colbert", "colbert_embedding")):
+        answer = multi_server.post("/v1/embeddings", {"input": WORDS_AGAIN, "embedding_config": {"type": kind}}).json()
+        assert [entry["object"] for entry in answer["data"]] == [name] * len(WORDS_AGAIN)
+        assert multi_server.post(f"/v1/embeddings/{kind}", {"input": WORDS_AGAIN}).json() == answer
+        assert answer["usage"]["prompt_tokens"] == sum(len(ids_of(text)) + 2 for text in WORDS_AGAIN)
+        for entry, want in zip(answer["data"], expected[kind], strict=True):
+            if kind == "sparse":
+                assert entry["embedding"] == pytest.approx(want, abs=1e-5)
+            else:
+                np.testing.assert_allclose(np.array(entry["embedding"]), want, rtol=0, atol=1e-5)
+    loose = {"input": WORDS_AGAIN[0], "embedding_config": {"type": "colbert", "do_normalize": False}}
+    vectors = multi_server.post("/v1/embeddings", loose).json()["data"][0]["embedding"]
+    assert not np.allclose(np.linalg.norm(vectors, axis=1), 1)
+
+
+def test_similarity_of_sparse_and_colbert(multi_server: ServerProcess, multi_vector: tuple[Path, dict[str, list[Any]]]) -> None:
+    sparse, colbert = multi_vector[1]["sparse"], multi_vector[1]["colbert"]
+    shared = [[sum(w * b[t] for t, w in a.items() if t in b) for b in sparse] for a in sparse]
+    matched = [[(a @ b.T).max(1).mean() for b in colbert] for a in colbert]
+    for kind, want in (("sparse", shared), ("colbert", matched)):
+        body = {"left": WORDS_AGAIN, "right": WORDS_AGAIN, "embedding_config": {"type": kind}}
+        answer = multi_server.post("/v1/embeddings/similarity", body).json()
+        assert answer["type"] == kind
+        np.testing.assert_allclose(answer["similarity"], want, rtol=0, atol=1e-5)
+
+
+def test_what_sparse_and_colbert_cannot_be(server: ServerProcess, multi_server: ServerProcess) -> None:
+    for process, body, message in (
+        (server, {"embedding_config": {"type": "sparse"}}, "this model has dense embeddings only"),
+        (multi_server, {"embedding_config": {"type": "loose"}}, "'dense', 'sparse' or 'colbert'"),
+        (multi_server, {"embedding_config": {"type": "colbert"}, "dimensions": 8}, "dimensions is for dense embeddings"),
+        (multi_server, {"embedding_config": {"type": "sparse"}, "encoding_format": "base64"}, "encoding_format is for dense"),
+    ):
+        response = process.post("/v1/embeddings", {"input": "w1", **body})
+        assert response.status_code == 400 and message in response.text, response.text
+
+
+def test_dense_alone_by_task(multi_vector: tuple[Path, dict[str, list[Any]]]) -> None:
+    """TASK=embed leaves out what is only for the others."""
+    for task in ("embed", "auto"):
+        with LLM(multi_vector[0], act_type="fp32", kv_cache_mem_mb=16, task=task) as llm:
+            np.testing.assert_allclose(llm.embed(WORDS_AGAIN), multi_vector[1]["dense"], rtol=0, atol=1e-5)
+            assert llm._runtime.description.task.multi_vector == (task == "auto")
+
+
+# --- inputs longer than a step ---
+
+
+def test_inputs_beyond_a_step(tmp_path: Path) -> None:
+    """A decoder's embeddings do not depend on how its inputs are cut and batched."""
+    model = tiny("qwen2", "Model", tmp_path)
+    sentence_transformer(tmp_path, "pooling_mode_lasttoken", normalize=True)
+    write_tokenizer(tmp_path, "$A [SEP]")
+    texts = [" ".join(f"w{(7 * i + length) % 60}" for i in range(length - 1)) for length in (10, 32, 33, 200)]
+    wanted = []
+    for text in texts:
+        with torch.no_grad():
+            hidden = model(torch.tensor([[*ids_of(text), 3]])).last_hidden_state[0, -1].numpy()
+        wanted.append(hidden / np.linalg.norm(hidden))
+    for budget in (32, 512):
+        with LLM(tmp_path, act_type="fp32", kv_cache_mem_mb=16, max_num_batched_tokens=budget, max_num_seqs=8) as llm:
+            close(llm.embed(texts), np.stack(wanted))
+            for text, vector in zip(texts, wanted, strict=True):
+                close(llm.embed(text), vector)
+
+
+def test_many_inputs_at_once(server: ServerProcess, expected: np.ndarray) -> None:
+    """As many as may wait; more are refused by a message that says how many."""
+    answer = server.post("/v1/embeddings", {"input": [TEXTS[i % 4] for i in range(1000)]}).json()
+    assert [entry["index"] for entry in answer["data"]] == list(range(1000))
+    close([entry["embedding"] for entry in answer["data"]], expected[[i % 4 for i in range(1000)]])
+    refused = server.post("/v1/embeddings", {"input": ["w1"] * 2000})
+    assert refused.status_code == 400 and "input has 2000 entries; at most 1024 (MAX_QUEUE)" in refused.text

@@ -5,6 +5,7 @@ import json
 import socket
 
 import pytest
+from maga_transformer.server.routes import routes
 
 BIG = 2**63
 
@@ -52,7 +53,7 @@ RAW = [  # body, error code, a word of the message
     *[({"prompt": "a", "max_new_tokens": value}, 516, "max_new_tokens") for value in (0, -1, "5", 1.5, True)],
     ({"prompt": "a", "min_new_tokens": -1}, 516, "min_new_tokens"),
     ({"prompt": "a", "min_new_tokens": 5, "max_new_tokens": 4}, 516, "min_new_tokens"),
-    ({"prompt": "a", "logprobs": 1}, 515, "logprobs"),
+    ({"prompt": "a", "logprobs": 21}, 516, "logprobs"),
     ({"prompt": "a", "min_p": 2}, 516, "min_p"),
     ({"prompt": "a", "repetition_penalty": 0}, 516, "repetition_penalty"),
     ({"prompt": "a", "presence_penalty": 3}, 516, "presence_penalty"),
@@ -111,7 +112,7 @@ OPENAI = [  # body over {"prompt": "a"}, a word of the message
     ({"logprobs": 10**6}, "logprobs"),
     ({"logprobs": -1}, "logprobs"),
     ({"logprobs": True}, "logprobs"),
-    ({"echo": True, "logprobs": 1}, "echo"),
+    ({"echo": True, "logprobs": 21}, "logprobs"),
     ({"seed": -2}, "seed"),
     ({"stop": [None]}, "stop[0]"),
     ({"stop": 5}, "stop"),
@@ -125,9 +126,14 @@ OPENAI = [  # body over {"prompt": "a"}, a word of the message
     ({"priority": 2**40}, "priority"),
     ({"logit_bias": {str(token): 1 for token in range(49153)}}, "logit_bias"),
     ({"tools": [{"type": "function"}]}, "tools"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"response_format": {"type": "json_schema"}}, "response_format"),
+    ({"tools": [], "tool_choice": "required"}, "tool_choice"),
+    ({"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
     ({"suffix": "x"}, "suffix"),
-    ({"prompt_logprobs": 1}, "prompt_logprobs"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs"),
+    ({"dry_multiplier": -1}, "dry_multiplier"),
+    ({"token_ban_ranges": [[[1], 2**70, 1]]}, "token_ban_ranges"),
+    ({"custom_token_bans": [2**40]}, "custom_token_bans"),
 ]
 
 
@@ -156,13 +162,33 @@ BODIES = [
 ]
 
 
-@pytest.mark.parametrize("path", ["/", "/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/tokenizer/encode"])
+WITHOUT_A_BODY = {"/health", "/status", "/GraphService/cm2_status", "/SearchService/cm2_status", "/health_check"}
+OF_A_KEY = {"/api/extra/abort", "/api/extra/generate/check"}  # an empty body names no request
+POSTED = sorted({route.path for route in routes(generates=True) if "POST" in route.methods} - WITHOUT_A_BODY - OF_A_KEY)
+
+
+@pytest.mark.parametrize("path", POSTED)
 def test_bodies_that_are_no_request(server, path):
     for body in BODIES:
         answer = server.post(path, content=body)
         assert answer.status_code == 400, (body[:40], answer.text)
         error = answer.json()
-        assert error["error"]["message"] if path.startswith("/v1") else error["error_code"] and error["message"]
+        if path.startswith("/api"):
+            assert error["detail"]["msg"]
+        elif path.startswith("/v1") or "completions" in path:
+            assert error["error"]["message"]
+        else:
+            assert error["error_code"] and error["message"]
+
+
+@pytest.mark.parametrize("path", POSTED)
+def test_bodies_nested_deep(server, path):
+    deep = "[" * 900 + "]" * 900
+    members = ("prompt", "messages", "tools", "chat_template_kwargs", "temperature", "guided_json", "input", "tokens", "system")
+    for name in members:
+        for value in (deep, '{"a": ' + deep + "}", '[{"role": "user", "content": ' + deep + "}]"):
+            answer = server.post(path, content=f'{{"max_tokens": 2, "{name}": {value}}}'.encode())
+            assert 400 <= answer.status_code < 500, (name, answer.text)
 
 
 def test_odd_but_valid_text_is_served(server):

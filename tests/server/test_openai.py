@@ -276,23 +276,23 @@ def test_model_names(client, server, model):
 
 
 def test_null_is_absent(server):
-    from maga_transformer.server.schemas import _UNSUPPORTED, ChatRequest, CompletionRequest
+    from maga_transformer.server.schemas import UNSUPPORTED, ChatRequest, CompletionRequest
 
     for kind, path, body in (
         (ChatRequest, "/v1/chat/completions", {"messages": MESSAGES}),
         (CompletionRequest, "/v1/completions", {"prompt": "a"}),
     ):
-        names = [*kind.model_fields, *_UNSUPPORTED, "user", "metadata"]
+        names = [*kind.model_fields, *UNSUPPORTED, "user", "metadata"]
         answer = server.post(path, {**dict.fromkeys(names, None), **body, "max_tokens": 1})
         assert answer.status_code == 200, answer.text
 
 
 def test_unsupported_fields_are_refused_and_neutral_values_taken(server):
-    from maga_transformer.server.schemas import _UNSUPPORTED
+    from maga_transformer.server.schemas import UNSUPPORTED
 
-    neutral = {name: values[0] for name, values in _UNSUPPORTED.items() if values}
+    neutral = {name: values[0] for name, values in UNSUPPORTED.items() if values}
     assert server.post("/v1/completions", {"prompt": "a", "max_tokens": 1, **neutral}).status_code == 200
-    for name in _UNSUPPORTED:
+    for name in UNSUPPORTED:
         answer = server.post("/v1/completions", {"prompt": "a", "max_tokens": 1, name: ["odd value"]})
         error = answer.json()["error"]
         assert (

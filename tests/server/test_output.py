@@ -11,10 +11,10 @@ from maga_transformer.request import Sampling
 class _ByteTokenizer:
     """One token a byte; 300 is special."""
 
-    def decode(self, ids, skip_special_tokens=True):
+    def decode(self, ids, skip_special_tokens=True, keep=frozenset()):
         return b"".join(self._bytes(token, skip_special_tokens) for token in ids).decode(errors="replace")
 
-    def decode_stream(self, skip_special_tokens=True):
+    def decode_stream(self, skip_special_tokens=True, keep=frozenset()):
         import codecs
 
         decoder = codecs.getincrementaldecoder("utf-8")("replace")

@@ -6,7 +6,6 @@ import pytest
 from maga_transformer.request import Fault, RequestError
 from maga_transformer.server import body, streaming
 from maga_transformer.server.errors import openai_error
-from maga_transformer.server.status import STALL_SECONDS, StallWatch
 from starlette.requests import Request
 
 
@@ -154,13 +153,3 @@ def test_a_body_that_never_comes(monkeypatch):
         assert error.value.fault is Fault.slow_body
 
     asyncio.run(run())
-
-
-def test_a_stall_needs_work_without_steps():
-    watch = StallWatch()
-    assert not watch.stalled(5, 0, 0)
-    assert not watch.stalled(5, 0, 10 * STALL_SECONDS)  # idle
-    assert not watch.stalled(5, 1, 10 * STALL_SECONDS + 1)  # work has just come
-    assert not watch.stalled(6, 1, 12 * STALL_SECONDS)
-    assert watch.stalled(6, 1, 13 * STALL_SECONDS + 1)
-    assert not watch.stalled(7, 1, 13 * STALL_SECONDS + 2)

@@ -1,12 +1,19 @@
 """Chat templates: rendered as transformers renders them, sandboxed, and wrong ones refused with their own words."""
 
+import asyncio
 import json
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from checkpoints import write_gguf
+from maga_transformer.chat.dialect import find_dialect
 from maga_transformer.chat_template import ChatTemplate
 from maga_transformer.checkpoint import open_checkpoint
+from maga_transformer.request import Fault, RequestError
+from maga_transformer.server.chat import Conversation, render_chat
 from maga_transformer.tokenizer import Tokenizer, load_tokenizer
 from maga_transformer.tokenizer.tokenizer import SpecialTokens
 from tokenizers import Tokenizer as HuggingFaceTokenizer
@@ -105,6 +112,18 @@ def test_failures_are_value_errors_with_the_reason(template: str, message: str) 
         tokenizer_with(template).apply_chat_template(MESSAGES)
 
 
+def test_a_refusal_reaches_the_client_in_its_own_words() -> None:
+    refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}hi"
+    state: Any = SimpleNamespace(
+        runtime=SimpleNamespace(tokenizer=tokenizer_with(refusing)), dialect=find_dialect([], "none", "none")
+    )
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "a"}]
+    with pytest.raises(RequestError, match="System role not supported") as error:
+        asyncio.run(render_chat(state, Conversation(messages=turns)))
+    assert (error.value.fault, error.value.field) == (Fault.parameter, "messages")
+    asyncio.run(render_chat(state, Conversation(messages=turns[1:])))
+
+
 @pytest.mark.parametrize("name", ["messages", "bos_token"])
 def test_variables_do_not_replace_the_messages(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} cannot be set"):
@@ -132,3 +151,82 @@ def test_where_folders_keep_templates(demo_folder: Path, tmp_path: Path) -> None
     (tmp_path / "chat_template.jinja").write_text("{% if %}")
     with pytest.raises(ValueError, match=r"chat_template\.jinja: line 1 of the chat template"):
         load_tokenizer(str(tmp_path), checkpoint)
+
+
+# --- Llama 2 ---
+
+ROUNDS = [
+    {"role": "system", "content": "Be brief. "},
+    {"role": "user", "content": " Hi\n"},
+    {"role": "assistant", "content": " Yes. "},
+    {"role": "user", "content": "So?"},
+]
+
+
+def llama_folder(folder: Path, **config: Any) -> Tokenizer:
+    folder.mkdir()
+    inner = HuggingFaceTokenizer(models.BPE(vocab={"a": 0, "<s>": 1, "</s>": 2}, merges=[]))
+    inner.save(str(folder / "tokenizer.json"))
+    template = config.pop("template", None)
+    settings = {"bos_token": "<s>", "eos_token": "</s>", **({"chat_template": template} if template else {})}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 32000, **config}))
+    return load_tokenizer(None, open_checkpoint(str(folder), "dummy"))
+
+
+def test_llama_2_chat_models_without_a_template(tmp_path: Path) -> None:
+    found = llama_folder(tmp_path / "Llama-2-7b-chat-hf")
+    first = "<s>[INST] <<SYS>>\nBe brief. \n<</SYS>>\n\n Hi [/INST] Yes. </s>"
+    assert found.apply_chat_template(ROUNDS) == first + "<s>[INST] So? [/INST]"
+    assert found.apply_chat_template(ROUNDS[:3]) == first
+    rest = "<s>[INST] Hi [/INST] Yes. </s><s>[INST] So? [/INST]"
+    assert found.apply_chat_template(ROUNDS[1:]) == found.apply_chat_template(ROUNDS[1:], add_generation_prompt=False) == rest
+    assert found.apply_chat_template(PARTS) == "<s>[INST] Say hello. [/INST]"
+    for messages in (ROUNDS[2:], [*ROUNDS, ROUNDS[1]], [ROUNDS[1], ROUNDS[0]]):
+        with pytest.raises(ValueError, match=r"^.*Llama-2-7b-chat-hf: the chat template of Llama 2: Llama 2 takes user and"):
+            found.apply_chat_template(messages)
+
+
+NAMED = {"_name_or_path": "meta-llama/Llama-2-13b-chat-hf"}
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "has_one"),
+    [
+        ("llama_2_70b_chat", {}, True),
+        ("Llama-2-7B-chat-GPTQ", {"vocab_size": 32001}, True),  # a token for padding
+        ("m", NAMED, True),
+        ("m", {}, False),
+        ("Llama-2-7b-hf", {}, False),
+        ("vicuna-7b-v1.5", {"_name_or_path": "lmsys/vicuna-7b-v1.5"}, False),
+        ("Llama-3-8b-chat", {"vocab_size": 128256}, False),
+        ("m", {**NAMED, "vocab_size": 128256}, False),
+        ("m", {**NAMED, "model_type": "mistral"}, False),
+    ],
+)
+def test_which_models_get_llama_2s_template(name: str, config: dict[str, Any], has_one: bool, tmp_path: Path) -> None:
+    assert (llama_folder(tmp_path / name, **config).chat_template is not None) == has_one
+    own = "{{ messages[0].content }}"
+    assert llama_folder(tmp_path / "own", **config, template=own).chat_template == own
+
+
+@pytest.mark.parametrize("architecture", ["llama", "stablelm"])
+def test_llama_2_gguf(architecture: str, tmp_path: Path) -> None:
+    tokens = ["<unk>", "<s>", "</s>", *(f"t{i}" for i in range(31997))]
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [0.0] * len(tokens),
+        "tokenizer.ggml.token_type": [2, 3, 3, *[1] * 31997],
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+    }
+    path = write_gguf(tmp_path / "llama-2-7b-chat.Q4_K_M.gguf", metadata, {}, architecture=architecture)
+    folder = tmp_path / "m"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    found = load_tokenizer(str(path), open_checkpoint(str(folder), "dummy"))
+    if architecture == "llama":
+        assert found.apply_chat_template(ROUNDS[3:]) == "<s>[INST] So? [/INST]"
+    else:
+        assert found.chat_template is None
