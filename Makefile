@@ -1,5 +1,6 @@
 # `make demo` answers a prompt with a real model; `make test` runs every check that CI runs, `make test-arm` the ARM kernels,
-# `make sanitize` damaged files and the engine under sanitizers; `make gpu-test` and `make gpu-bench` run what needs an NVIDIA GPU.
+# `make sanitize` damaged files and the engine under sanitizers, `make soak` a server under load and faults; `make gpu-test`, `make gpu-sanitize`
+# and `make gpu-bench` run what needs an NVIDIA GPU.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -12,7 +13,10 @@ MAGA_CUDA = $(if $(MAGA_CUDA_ARCHS)$(shell nvidia-smi -L 2>/dev/null),AUTO,OFF)
 INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation \
   -C cmake.define.MAGA_CUDA=$(MAGA_CUDA) -C "cmake.define.MAGA_CUDA_ARCHS=$(MAGA_CUDA_ARCHS)"
 
-.PHONY: demo test test-arm sanitize gpu-test gpu-bench test-packages tools install check lint format bench clean
+# make exports what its command line sets, and the server refuses names of the environment that it does not know.
+unexport MAGA_CUDA MAGA_CUDA_ARCHS
+
+.PHONY: demo test test-arm sanitize soak gpu-test gpu-sanitize gpu-bench test-packages tools install check lint format bench clean
 
 demo: install
 	@echo "== fetching the demo model (98 MB)"
@@ -43,6 +47,10 @@ sanitize: test-packages
 	@LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" PYTHONPATH=$(SANITIZED) \
 	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 $(BIN)/python -m pytest --timeout 3000 $(SANITIZE_TESTS)
 
+# SOAK are options of tests/soak: "--scale 40" for full sizes.
+soak: test-packages
+	@$(BIN)/python tests/soak $(SOAK)
+
 # About ten minutes on two cores; with FULL=1 the matrix kernels meet every form of weight.
 test-arm: tools
 	@PATH="$(abspath $(BIN)):$$PATH" tests/arm/run.sh
@@ -50,6 +58,9 @@ test-arm: tools
 # Both build in place, and need nvcc and a Python with PyTorch and transformers; BENCH are options of benchmarks/gpu.py.
 gpu-test:
 	@PYTHON="$(PYTHON)" MAGA_CUDA_ARCHS="$(MAGA_CUDA_ARCHS)" tests/gpu/run.sh -m pytest -m gpu tests/gpu tests/ops
+
+gpu-sanitize:
+	@PYTHON="$(PYTHON)" MAGA_CUDA_ARCHS="$(MAGA_CUDA_ARCHS)" tests/gpu/run.sh tests/gpu/sanitize.py
 
 gpu-bench:
 	@PYTHON="$(PYTHON)" MAGA_CUDA_ARCHS="$(MAGA_CUDA_ARCHS)" tests/gpu/run.sh benchmarks/gpu.py $(BENCH)
