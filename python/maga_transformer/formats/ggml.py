@@ -7,7 +7,6 @@ Layouts: ggml/src/ggml-common.h and ggml-quants.c of https://github.com/ggml-org
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from maga_transformer.formats import ggml_grids, mxfp4
 from maga_transformer.formats.canonical import E4M3, Affine
@@ -124,7 +123,7 @@ def _decode_nvfp4(blocks: Bytes, codes: Bytes) -> tuple[Floats, Floats | None]:
 
 
 # Of whole numbers that are twice the stored ones. The sign's bit is not read, and no code is NaN: as ggml has it.
-_UE4M3 = np.abs(E4M3) / 2
+_UE4M3: Floats = np.abs(E4M3) * np.float32(0.5)
 _UE4M3[[0x7F, 0xFF]] = 0, 240
 
 

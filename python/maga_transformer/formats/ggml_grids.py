@@ -1,5 +1,5 @@
-"""ggml's IQ1, IQ2 and IQ3 blocks: runs of 4 or 8 numbers are points of a grid, and a block stores which ones. Unfolded to codes they
-are affine weights, exactly: of 4 bits where the levels lie evenly (IQ1, IQ3_S), else of 8."""
+"""ggml's IQ1, IQ2 and IQ3 blocks: runs of 4 or 8 numbers are points of a grid, and a block stores which ones. Unfolded to codes,
+they are affine weights, exactly: of 4 bits where the levels lie evenly (IQ1, IQ3_S), else of 8."""
 
 import zlib
 from base64 import b64decode
@@ -13,10 +13,11 @@ from maga_transformer.formats.ggml_blocks import Bytes, Floats, bit_pairs, bits,
 
 
 def _grid(levels: Sequence[int], size: int, packed: str) -> Bytes:
-    """(points, size). A point is a number whose `size` digits, the lowest first, choose levels; `packed` has a bit for every number,
-    set for those of the grid, which stand in ascending order."""
+    """(points, size). A point is a number whose `size` digits, the lowest first, choose levels. `packed` has a bit for every
+    number, set for those of the grid, which stand in ascending order."""
     members = np.unpackbits(np.frombuffer(zlib.decompress(b64decode(packed)), np.uint8), bitorder="little")
-    return np.array(levels, np.uint8)[np.flatnonzero(members)[:, None] // len(levels) ** np.arange(size) % len(levels)]
+    digits = np.flatnonzero(members)[:, None] // len(levels) ** np.arange(size) % len(levels)
+    return np.take(np.array(levels, np.uint8), digits)
 
 
 _IQ1 = _grid(
@@ -71,7 +72,8 @@ _IQ3_S = _grid(
     "UXm9K1+oxqAGx08Jn00gqR5+yipY9QsMLkm0MX/F9rhEnkBcIeC53rpb6Gi0eXc8T8kWhylcm7/IVJG/gDusYnIA==",
 )
 
-# A number is scale / 8 * (2 * code - 9): eight times the grid's -1, 0 or 1, and one more or, by the fourth bit above eight, one less.
+# A number is scale / 8 * (2 * code - 9): eight times the grid's -1, 0 or 1, and one more or, where the index's twelfth bit is set,
+# one less.
 _IQ1_SHIFTED = np.concatenate([_IQ1 + 1, _IQ1])
 _BITS = bits(np.arange(256, dtype=np.uint8)[:, None])  # (256, 8)
 _SIGNS = np.where(_BITS, np.int8(-1), np.int8(1))
@@ -96,25 +98,25 @@ def decode_iq2_xxs(blocks: Bytes, codes: Bytes) -> tuple[Floats, Floats | None]:
     parts = np.ascontiguousarray(blocks[:, 2:]).reshape(-1, 8, 8)
     words = _words(parts[:, :, 4:], "<u4")  # of 32 numbers: four times 7 signs, 4 bits of scale
     _signed(codes, _take(_IQ2_XXS, parts[:, :, :4]), _take(_EVEN_SIGNS, words >> _shifts(7) & 127))
-    return half(blocks, 0) * _and_a_half(words[:, :, 0] >> 28) / 4, None
+    return half(blocks, 0) * _and_a_half(words[:, :, 0] >> 28, 0.25), None
 
 
 def decode_iq2_xs(blocks: Bytes, codes: Bytes) -> tuple[Floats, Floats | None]:
     words = _words(blocks[:, 2:66], "<u2")
     _signed(codes, _take(_IQ2_XS, words & 511), _take(_EVEN_SIGNS, words >> 9))
-    return half(blocks, 0) * _and_a_half(nibble_pairs(blocks[:, 66:])) / 4, None
+    return half(blocks, 0) * _and_a_half(nibble_pairs(blocks[:, 66:]), 0.25), None
 
 
 def decode_iq2_s(blocks: Bytes, codes: Bytes) -> tuple[Floats, Floats | None]:
     index = blocks[:, 2:34] | bit_pairs(blocks[:, 66:74]).astype(np.uint16) << 8
     _signed(codes, _take(_IQ2_S, index), _take(_SIGNS, blocks[:, 34:66]))
-    return half(blocks, 0) * _and_a_half(nibble_pairs(blocks[:, 74:])) / 4, None
+    return half(blocks, 0) * _and_a_half(nibble_pairs(blocks[:, 74:]), 0.25), None
 
 
 def decode_iq3_xxs(blocks: Bytes, codes: Bytes) -> tuple[Floats, Floats | None]:
     words = _words(blocks[:, 66:], "<u4")  # of 32 numbers, as in IQ2_XXS
     _signed(codes, _take(_IQ3_XXS, blocks[:, 2:66]), _take(_EVEN_SIGNS, words[:, :, None] >> _shifts(7) & 127))
-    return half(blocks, 0) * _and_a_half(words >> 28) / 2, None
+    return half(blocks, 0) * _and_a_half(words >> 28, 0.5), None
 
 
 def decode_iq3_s(blocks: Bytes, codes: Bytes) -> tuple[Floats, Floats | None]:
@@ -146,8 +148,9 @@ def _shifted(whole: Floats, levels: npt.NDArray[Any]) -> tuple[Floats, Floats]:
     return scale / 4, scale * np.float32(-9 / 8)
 
 
-def _and_a_half(levels: npt.NDArray[Any]) -> Floats:
-    return levels.astype(np.float32) + np.float32(0.5)
+def _and_a_half(levels: npt.NDArray[Any], unit: float) -> Floats:
+    found: Floats = (levels.astype(np.float32) + np.float32(0.5)) * np.float32(unit)
+    return found
 
 
 def _words(packed: Bytes, kind: str) -> npt.NDArray[Any]:
