@@ -24,7 +24,7 @@ class Letters:
     """A vocabulary of bytes, and 256 to end."""
 
     eos_token_id, bos_token_id, special_token_ids = 256, None, (256,)
-    tokens = tuple(bytes([byte]) for byte in range(256)) + (b"<eos>",)
+    tokens = (*(bytes([byte]) for byte in range(256)), b"<eos>")
 
     def __call__(self, text):
         return list(text.encode() if isinstance(text, str) else text)
