@@ -13,7 +13,7 @@ from typing import Any
 
 import aiohttp
 import orjson
-from server.chain_model import write_chain
+from server.chain_model import END, write_chain
 
 VOCABULARY, CONTEXT = 320, 256
 ENDLESS = 1e9  # seconds
@@ -27,6 +27,8 @@ def write_model(folder: Path) -> Path:
     config |= {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
     config |= {"num_key_value_heads": 4, "head_dim": 16, "max_position_embeddings": CONTEXT}
     (folder / "config.json").write_text(json.dumps(config))
+    template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": END, "chat_template": template}))
     return folder
 
 
