@@ -208,6 +208,7 @@ void bind_masks(py::module_& m) {
       .def_readonly("last_token", &TokenMask::last_token);
   py::class_<MaskQueue, std::shared_ptr<MaskQueue>>(m, "MaskQueue")
       .def("take", &MaskQueue::take, py::call_guard<py::gil_scoped_release>())
+      .def("close", &MaskQueue::close)
       .def(
           "ready",
           [](MaskQueue& queue, TokenMask& mask, const Words& allowed) {

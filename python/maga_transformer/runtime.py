@@ -273,6 +273,10 @@ class Runtime:
         for request in list(self._jobs):
             self.engine.cancel(request)
 
+    def close(self) -> None:
+        """Ends the thread of the grammars; nothing may be submitted any more."""
+        self._masks.close()
+
     def dispatch(self) -> None:
         for event in self.engine.poll():
             with self._lock:

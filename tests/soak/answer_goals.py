@@ -89,7 +89,11 @@ def tenants(run: Soak) -> str:
             for one in said:
                 salted = (one.ask.body["cache_salt"], str(one.ask.body["prompt"]))
                 own += one.cached > 0
-                hits += one.cached > 0 and salted not in seen and not any(other is not one and _salted(other) == salted for other in said)
+                hits += (
+                    one.cached > 0
+                    and salted not in seen
+                    and not any(other is not one and _salted(other) == salted for other in said)
+                )
             for one in said:
                 seen[_salted(one)] = 1
         need(hits == 0, f"{hits} requests met pages of another salt")
@@ -191,7 +195,10 @@ def _balance(server: ServerProcess, gauges: dict[str, float]) -> None:
     need(ended == gauges["maga_requests_total"], f"{ended:.0f} of {gauges['maga_requests_total']:.0f} requests ended")
     outputs = sum(value for name, value in gauges.items() if name.startswith("maga_request_success_total"))
     need(outputs == gauges["maga_e2e_request_latency_seconds_count"], "outputs and latencies differ")
-    need(gauges["maga_request_generation_tokens_sum"] == gauges["maga_generation_tokens_total"], "tokens of outputs and engine differ")
+    need(
+        gauges["maga_request_generation_tokens_sum"] == gauges["maga_generation_tokens_total"],
+        "tokens of outputs and engine differ",
+    )
 
 
 def bounded(run: Soak) -> str:

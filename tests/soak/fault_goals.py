@@ -55,7 +55,7 @@ def survived(server: ServerProcess, case: Case, asks: list[Ask], right: list) ->
     seen, end = set[str](), threading.Event()
 
     def look() -> None:
-        while not end.wait(0.02):
+        while not end.wait(0.05):
             seen.add(str(server.get("/health").json()))
 
     watcher = threading.Thread(target=look)

@@ -15,7 +15,7 @@ from pathlib import Path
 from run import Soak, need, settled
 from server.conftest import ServerProcess
 
-NAMES = "prompt max_tokens n stop temperature top_p logit_bias seed generate_config messages stream".split()
+NAMES = ["prompt", "max_tokens", "n", "stop", "temperature", "top_p", "logit_bias", "seed", "generate_config", "messages", "stream"]
 ATOMS = [None, True, -1, 0, 2**31, 2**63, 1e308, "", "\0", "\ud800", "a" * 5000, [], {}, [[]], [None], {"a": {}}, [-1], "NaN"]
 ROUTES = ["/", "/v1/completions", "/v1/chat/completions", "/v1/messages", "/tokenize", "/detokenize", "/v1/embeddings"]
 
@@ -50,7 +50,13 @@ def damaged(run: Soak) -> str:
 
 def urls(http: int, canary: Path) -> list[str]:
     hosts = ["127.0.0.1", "localhost", "127.1", "0x7f000001", "2130706433", "0177.0.0.1", "0.0.0.0", "[::1]", "[::ffff:127.0.0.1]"]
-    hosts += ["127.0.0.1.", "user:password@127.0.0.1", "example.com@127.0.0.1", "127.0.0.1%00.example.com", "\uff11\uff12\uff17.0.0.1"]
+    hosts += [
+        "127.0.0.1.",
+        "user:password@127.0.0.1",
+        "example.com@127.0.0.1",
+        "127.0.0.1%00.example.com",
+        "\uff11\uff12\uff17.0.0.1",
+    ]
     found = [f"http://{host}:{http}/x.png" for host in hosts]
     found += [f"HTTPS://{host}:{http}/x" for host in hosts]
     schemes = ("ftp", "gopher", "dict", "ws", "ldap", "tftp", "sftp", "jar:http", "git+http", "s3", "unix")
@@ -58,7 +64,13 @@ def urls(http: int, canary: Path) -> list[str]:
     found += [f"//127.0.0.1:{http}/x", f"http:\\\\127.0.0.1:{http}\\x", f"http:/127.0.0.1:{http}", f"http:127.0.0.1:{http}"]
     found += [f" http://127.0.0.1:{http}/", f"http://127.0.0.1:{http}/#@example.com", f"http://127.0.0.1:{http}/\r\nHost: x"]
     found += [f"file://{canary}", f"file://localhost{canary}", f"FILE:{canary}", f"file:///proc/self/root{canary}", str(canary)]
-    found += [f"../../../../../../../..{canary}", f"/proc/self/root{canary}", f"~/..{canary}", f"{canary}\0.png", f"data:;base64,{canary}"]
+    found += [
+        f"../../../../../../../..{canary}",
+        f"/proc/self/root{canary}",
+        f"~/..{canary}",
+        f"{canary}\0.png",
+        f"data:;base64,{canary}",
+    ]
     return found
 
 
@@ -68,7 +80,7 @@ def shapes(url: str) -> list[tuple[str, dict[str, object]]]:
     def chat(content: object, **more: object) -> tuple[str, dict[str, object]]:
         return "/v1/chat/completions", {"messages": [{"role": "user", "content": content}], "max_tokens": 1, **more}
 
-    schema = {"type": "object", "properties": {"a": {"$ref": url}}, "$schema": url, "$id": url}
+    schema = {"type": "object", "properties": {"a": {"$ref": url}}, "$schema": url}
     return [
         chat([{"type": "image_url", "image_url": {"url": url}}]),
         chat("a", response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}),
@@ -109,8 +121,10 @@ class _Listener:
     def __init__(self) -> None:
         self.connections = 0
         self._changed = threading.Condition()
-        self._socket = socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) if socket.has_dualstack_ipv6() else (
-            socket.create_server(("127.0.0.1", 0))
+        self._socket = (
+            socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+            if socket.has_dualstack_ipv6()
+            else (socket.create_server(("127.0.0.1", 0)))
         )
         self.port: int = self._socket.getsockname()[1]
 

@@ -63,13 +63,15 @@ def load_held(run: Soak) -> str:
     gaps.sort()
     p99 = gaps[int(0.99 * len(gaps))]
     need(p99 <= 1, f"99 of 100 gaps are up to {p99:.2f} s")
-    return f"{run.size(1)} times 64 streams and 192 waiting: no error, {len(gaps) / seconds:.0f} tokens/s, p99 gap {1e3 * p99:.0f} ms"
+    return (
+        f"{run.size(1)} times 64 streams and 192 waiting: no error, {len(gaps) / seconds:.0f} tokens/s, p99 gap {1e3 * p99:.0f} ms"
+    )
 
 
 def overload(run: Soak) -> str:
     """Requests at their own pace, first as many as can be answered, then ten times more. Steps take half a second, so the refusals
     meet an engine that is busy."""
-    tokens, at_once, deadline = 2, 8, 10.0
+    tokens, at_once, deadline = 2, 4, 10.0
     body = {"max_tokens": tokens, "ignore_eos": True, "stream": True}
     random_, capacity = random.Random(run.seed + 2), at_once / (tokens * 0.5)
     seconds = min(60.0, 8 * run.scale)
@@ -77,7 +79,7 @@ def overload(run: Soak) -> str:
     def asks(rate: float) -> list[Ask]:
         return [Ask({"prompt": prompt_of(random_, 20), **body}) for _ in range(round(rate * seconds))]
 
-    with run.server(MAX_QUEUE="16", MAX_NUM_SEQS=str(at_once), MAGA_FAULT="slow:forward:1000000") as server:
+    with run.server(MAX_QUEUE="8", MAX_NUM_SEQS=str(at_once), MAGA_FAULT="slow:forward:1000000") as server:
         with run.watched(server):
             usual = go(server.url, lambda client: client.say_at(asks(capacity), capacity))
             settled(server, deadline)
@@ -118,7 +120,7 @@ STATES: dict[str, tuple[dict[str, object], tuple[int, tuple[float, float]], floa
 def cancel(run: Soak) -> str:
     """Steps take half a second, so that a client can choose its moment; the connection ends with a reset."""
     random_ = random.Random(run.seed + 3)
-    settings = {"MAX_NUM_SEQS": "24", "MAX_NUM_BATCHED_TOKENS": "64", "MAGA_FAULT": "slow:forward:1000000"}
+    settings = {"MAX_NUM_SEQS": "60", "MAX_NUM_BATCHED_TOKENS": "256", "MAGA_FAULT": "slow:forward:1000000"}
     with run.server(**settings) as server:
         before, files = settled(server), open_files(server)
         states = [state for state in STATES for _ in range(run.size(25))]
@@ -128,7 +130,7 @@ def cancel(run: Soak) -> str:
         async def leave(state: str) -> None:
             fields, (pieces, (least, most)), share = STATES[state]
             fields = {"max_tokens": 100, "ignore_eos": True, "stream": True, **fields}
-            length = 180 if fields.pop("long", False) else 20
+            length = 180 if fields.pop("long", False) else 30  # two tokens more need another page
             fields.setdefault("prompt", prompt_of(random_, length))
             body = orjson.dumps(fields)
             head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()

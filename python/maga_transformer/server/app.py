@@ -57,6 +57,7 @@ def create_app(runtime: Runtime) -> FastAPI:
         if tracer:
             tracer.close()
         loop.remove_reader(events)
+        runtime.close()
         state.tokenising.shutdown(wait=False, cancel_futures=True)
 
     app = FastAPI(title="maga_transformer", version=__version__, lifespan=lifespan, openapi_url=None)
