@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from maga_transformer.structured import Compiler, MaskWorker
 
 if TYPE_CHECKING:
     from maga_transformer.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 Sink = Callable[["_core.Event"], None]
 _MOST_BREAKERS = 1024  # texts whose tokens are remembered
@@ -222,6 +225,9 @@ class Runtime:
             except ValueError as error:
                 self._masks.forget(grammar)
                 raise RequestError(Fault.parameter, str(error)) from None
+            except _core.MagaError as error:  # the loop has ended
+                self._masks.forget(grammar)
+                raise RequestError(Fault.execution, str(error)) from None
             self._jobs[request] = _Running(sink, job.sequences, grammar)
         return request
 
@@ -267,6 +273,10 @@ class Runtime:
         for request in list(self._jobs):
             self.engine.cancel(request)
 
+    def close(self) -> None:
+        """Ends the thread of the grammars; nothing may be submitted any more."""
+        self._masks.close()
+
     def dispatch(self) -> None:
         for event in self.engine.poll():
             with self._lock:
@@ -278,5 +288,8 @@ class Runtime:
                     if entry.sequences == 0:
                         del self._jobs[event.request]
                         self._masks.forget(entry.grammar)
-            entry.sink(event)
-            self.on_event(event)
+            for hear in (entry.sink, self.on_event):
+                try:
+                    hear(event)
+                except Exception:  # the events behind this one have their hearers too
+                    log.exception("an event of request %d was not taken", event.request)

@@ -57,6 +57,7 @@ def create_app(runtime: Runtime) -> FastAPI:
         if tracer:
             tracer.close()
         loop.remove_reader(events)
+        runtime.close()
         state.tokenising.shutdown(wait=False, cancel_futures=True)
 
     app = FastAPI(title="maga_transformer", version=__version__, lifespan=lifespan, openapi_url=None)
@@ -105,20 +106,29 @@ class _Door:
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
             await send(message)
 
+        metrics, is_post = self._state.metrics, scope["method"] == "POST"
+        if is_post:
+            metrics.received()
         try:
             self._state.keys.check(scope)
             await self._app(scope, receive, send_with_id)
         except ClientGone:
-            record.status = 499
+            record.status, record.left = 499, True
         except Exception as error:
             refused = as_request_error(error)
             record.error = refused.fault.value
             if record.status:
                 raise  # the head is out: the server closes the connection, which tells the client
-            self._state.metrics.rejected(refused.fault)
+            if not record.reached_the_engine:
+                metrics.rejected(refused.fault)
             await error_response(refused, scope["path"])(scope, receive, send_with_id)
+        except BaseException:
+            record.left = True
+            raise
         finally:
             current.reset(token)
+            if is_post:
+                metrics.answered(record.outcome)
         if not scope.get("state", {}).get("private"):
             fields = log_request(log, record)
             if self._tracer and record.method == "POST":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import logging
 import os
@@ -58,9 +59,18 @@ class MaskWorker:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="maga-masks", daemon=True)
             self._thread.start()
+            # A thread that waits in C++ must not meet the interpreter's end: it would be unwound through what cannot be.
+            atexit.register(self.close)
         key = next(self._keys)
         self._requests[key] = _Request(compiled)
         return key
+
+    def close(self) -> None:
+        """No mask is answered any more."""
+        self._queue.close()
+        if self._thread is not None:
+            self._thread.join()
+            atexit.unregister(self.close)
 
     def forget(self, key: int) -> None:
         self._requests.pop(key, None)
