@@ -38,9 +38,7 @@ class Body:
 _EVENTS = "text/event-stream"
 _JSON_OR_EVENTS = ("application/json", _EVENTS)
 _TEXT: Schema = {"type": "string"}
-_SOME_EVENTS = "text/event-stream"
-_JSON_OR_EVENTS = ("application/json", _EVENTS)
-_TEXT: Schema = {"type": "string", "minLength": 1}
+_SOME_TEXT: Schema = {"type": "string", "minLength": 1}
 _OBJECT: Schema = {"type": "object"}
 _ID: Schema = {"type": "integer", "minimum": 0}
 _IDS: Schema = {"type": "array", "items": _ID, "minItems": 1}
