@@ -24,10 +24,10 @@ from maga_transformer.models.task import GENERATE
 from maga_transformer.request import Fault, RequestError
 from maga_transformer.runtime import Runtime
 from maga_transformer.server.auth import Keys
-from maga_transformer.server.errors import as_request_error, encode, error_response
+from maga_transformer.server.errors import as_request_error, error_response
 from maga_transformer.server.log import RequestRecord, current, log_request
 from maga_transformer.server.metrics import Metrics
-from maga_transformer.server.openapi import document
+from maga_transformer.server.openapi import document_text
 from maga_transformer.server.routes import routes
 from maga_transformer.server.state import State
 from maga_transformer.server.streaming import ClientGone
@@ -48,7 +48,7 @@ def create_app(runtime: Runtime) -> FastAPI:
     dialect = find_dialect(runtime.tokenizer.chat_templates, config.tool_call_parser, config.reasoning_parser)
     keys = Keys(config.api_key, config.admin_api_key)
     table = routes(generates=runtime.description.task.kind == GENERATE)
-    described = functools.cache(lambda: encode(document(table, keys=bool(config.api_key or config.admin_api_key))))
+    described = functools.cache(lambda: document_text(table, keys=bool(config.api_key or config.admin_api_key)))
     state = State(runtime, ThreadPoolExecutor(2, "tokenise"), metrics, watchdog, dialect, keys, described)
 
     @asynccontextmanager

@@ -39,10 +39,8 @@ def _message(index: int, message: Any) -> dict[str, Any]:
     turn = {key: value for key, value in message.items() if value is not None}
     turn["role"] = "system" if role == "developer" else role
     turn["content"] = _content(place, message.get("content"), required=role != "assistant")
-    if turn.get("tool_calls"):
-        turn["tool_calls"] = _calls(f"{place}.tool_calls", turn["tool_calls"])
-    else:
-        turn.pop("tool_calls", None)
+    if turn.pop("tool_calls", None) not in (None, []):
+        turn["tool_calls"] = _calls(f"{place}.tool_calls", message["tool_calls"])
     thought = turn.get("reasoning_content", turn.get("reasoning"))  # templates ask for it under either name
     if isinstance(thought, str):
         turn["reasoning_content"] = turn["reasoning"] = thought

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -47,6 +48,10 @@ def document(routes: Iterable[Route], *, keys: bool) -> dict[str, Any]:
         "paths": paths,
         "components": components,
     }
+
+
+def document_text(routes: Iterable[Route], *, keys: bool) -> bytes:
+    return json.dumps(document(routes, keys=keys)).encode()  # seeds have 64 bits, of which orjson takes 2^64 - 1 and not 2^64
 
 
 def _operation(route: Route, method: str, path: str, schemas: Mapping[str, Schema], keys: bool) -> dict[str, Any]:
