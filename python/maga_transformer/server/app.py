@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import re
 from collections.abc import AsyncIterator
@@ -26,6 +27,7 @@ from maga_transformer.server.auth import Keys
 from maga_transformer.server.errors import as_request_error, error_response
 from maga_transformer.server.log import RequestRecord, current, log_request
 from maga_transformer.server.metrics import Metrics
+from maga_transformer.server.openapi import document_text
 from maga_transformer.server.routes import routes
 from maga_transformer.server.state import State
 from maga_transformer.server.streaming import ClientGone
@@ -45,7 +47,9 @@ def create_app(runtime: Runtime) -> FastAPI:
     runtime.on_event = metrics.event
     dialect = find_dialect(runtime.tokenizer.chat_templates, config.tool_call_parser, config.reasoning_parser)
     keys = Keys(config.api_key, config.admin_api_key)
-    state = State(runtime, ThreadPoolExecutor(2, "tokenise"), metrics, watchdog, dialect, keys)
+    table = routes(generates=runtime.description.task.kind == GENERATE)
+    described = functools.cache(lambda: document_text(table, keys=bool(config.api_key or config.admin_api_key)))
+    state = State(runtime, ThreadPoolExecutor(2, "tokenise"), metrics, watchdog, dialect, keys, described)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -62,7 +66,7 @@ def create_app(runtime: Runtime) -> FastAPI:
 
     app = FastAPI(title="maga_transformer", version=__version__, lifespan=lifespan, openapi_url=None)
     app.state.maga = state
-    for route in routes(generates=runtime.description.task.kind == GENERATE):
+    for route in table:
         app.add_api_route(route.path, route.endpoint, methods=list(route.methods))
     app.add_exception_handler(HTTPException, _http_error)
     app.add_middleware(_Door, state=state, tracer=tracer)

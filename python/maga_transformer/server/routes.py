@@ -39,7 +39,7 @@ def routes(*, generates: bool) -> list[Route]:
         Route("RTP-LLM", "/", raw.raw if generates else embeddings.embeddings, ["POST"]),
         Route("RTP-LLM", "/tokenizer/encode", status.tokenizer_encode, ["POST"]),
         Route("RTP-LLM", "/worker_status", status.worker_status, ["GET"]),
-        *(Route("RTP-LLM", f"/v1/embeddings/{kind}", embeddings.embeddings_of(kind), ["POST"]) for kind in embeddings.KINDS),
+        *(Route("RTP-LLM", f"/v1/embeddings/{kind}", route, ["POST"]) for kind, route in embeddings.OF_KINDS.items()),
         Route("RTP-LLM", "/v1/embeddings/similarity", embeddings.similarity, ["POST"]),
         Route("RTP-LLM", "/v1/reranker", embeddings.reranker, ["POST"]),
         *(
@@ -62,6 +62,7 @@ def routes(*, generates: bool) -> list[Route]:
         Route("Operating", "/health/live", health.live, ["GET"]),
         Route("Operating", "/metrics", status.metrics, ["GET"]),
         Route("Operating", "/version", status.version, ["GET"]),
+        Route("Operating", "/openapi.json", status.openapi, ["GET"]),
         Route("Operating", "/server_info", admin.server_info, ["GET"]),
         Route("Operating", "/set_log_level", admin.set_log_level, ["POST"]),
     ]

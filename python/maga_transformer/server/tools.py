@@ -37,7 +37,7 @@ class Tools:
 
 def tools_of(tools: Any, choice: Any, parallel: bool | None) -> Tools:
     """OpenAI's three fields. An empty list is none: many clients send it."""
-    if not tools:
+    if tools is None or tools == []:
         if choice not in (None, "none", "auto"):
             raise RequestError(Fault.parameter, f"tool_choice={quote(choice)} needs tools", "tool_choice")
         return Tools()
