@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "core/check.h"
+#include "core/threads.h"
 #include "engine/loop.h"
 
 namespace maga {
@@ -80,6 +81,7 @@ struct Engine::State {
   }
 
   void run() {
+    name_thread("maga-engine");
     std::vector<std::shared_ptr<AcceptedRequest>> requests;
     std::vector<Cancellation> cancellations;
     for (;;) {
