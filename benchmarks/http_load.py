@@ -103,7 +103,9 @@ class _Lane:
         """Takes what has come. False: there is nothing more to ask."""
         data = self.socket.recv(1 << 18)
         if not data:
-            raise RuntimeError(f"the server closed a stream after {self._pieces} pieces: {self._rest[-500:].decode(errors='replace')}")
+            raise RuntimeError(
+                f"the server closed a stream after {self._pieces} pieces: {self._rest[-500:].decode(errors='replace')}"
+            )
         data = self._rest + data
         if self._head and len(data) > 12:
             if not data.startswith(b"HTTP/1.1 200"):

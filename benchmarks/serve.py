@@ -21,7 +21,6 @@ import statistics
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -130,14 +129,11 @@ def report(rounds: Sequence[Round], load: Load) -> None:
     console = Console(width=132)
     rows = [_row(one) for one in rounds]
     table = Table(title=f"{load.requests} requests, {load.concurrency} at once, {load.tokens_in} tokens in, {load.tokens_out} out")
-    table.add_column("round", justify="right")
-    for column in rows[0]:
+    for column in ("round", *rows[0]):
         table.add_column(column, justify="right")
-    for at, row in enumerate(rows):
-        table.add_row(str(at + 1), *(f"{value:,.2f}" if "/" in name and value < 10 else f"{value:,.0f}" for name, value in row.items()))
     medians = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
-    table.add_section()
-    table.add_row("median", *(f"{v:,.2f}" if v < 10 else f"{v:,.0f}" for v in medians.values()))
+    for label, row in [*((str(at + 1), row) for at, row in enumerate(rows)), ("median", medians)]:
+        table.add_row(label, *(f"{value:,.{2 if ' / ' in name else 0}f}" for name, value in row.items()))
     console.print(table)
     for label, values in (
         ("first token", [t for one in rounds for t in one.http.first]),
@@ -180,7 +176,9 @@ def main() -> None:
     parser.add_argument("--out", dest="tokens_out", type=int, default=64)
     parser.add_argument("--vocab", type=int, default=32000, help="prompt ids are below this")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--cores", type=int, help="of this machine that server and clients share; by default two for the demo's model, else all")
+    parser.add_argument(
+        "--cores", type=int, help="of this machine that server and clients share; by default two for the demo's model, else all"
+    )
     parser.add_argument("--clients", type=int, help="processes that ask; by default one for every four cores, at most eight")
     parser.add_argument("--no-offline", action="store_true", help="do not measure the engine without HTTP")
     own = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else sys.argv[1:]

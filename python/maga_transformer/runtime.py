@@ -74,7 +74,7 @@ class Runtime:
         self.embedder = Embedder(tokenizer, description.task, longest, description.embedding_width)
         self.draining = False
         self._breakers: dict[str, int] = {}
-        self.on_event: Callable[[_core.Event], None] = lambda event: None
+        self.on_events: Callable[[Sequence[_core.Event]], None] = lambda events: None
         self.grammars = Compiler(tokenizer, token_bytes)
         self._masks = MaskWorker(engine.masks(), token_bytes)
         self._jobs: dict[int, _Running] = {}  # by request
@@ -268,15 +268,20 @@ class Runtime:
             self.engine.cancel(request)
 
     def dispatch(self) -> None:
-        for event in self.engine.poll():
-            with self._lock:
+        """Hands all events since the last call, mostly those of one step, to their sinks."""
+        news: list[tuple[Sink, _core.Event]] = []
+        events = self.engine.poll()
+        with self._lock:  # whoever submitted one of these has noted its sink by now
+            for event in events:
                 entry = self._jobs.get(event.request)
                 if entry is None:
                     continue
+                news.append((entry.sink, event))
                 if event.finish:
                     entry.sequences -= 1
                     if entry.sequences == 0:
                         del self._jobs[event.request]
                         self._masks.forget(entry.grammar)
-            entry.sink(event)
-            self.on_event(event)
+        for sink, event in news:
+            sink(event)
+        self.on_events([event for _, event in news])
