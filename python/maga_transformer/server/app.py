@@ -30,7 +30,7 @@ from maga_transformer.server.metrics import Metrics
 from maga_transformer.server.openapi import document_text
 from maga_transformer.server.routes import routes
 from maga_transformer.server.state import State
-from maga_transformer.server.streaming import ClientGone
+from maga_transformer.server.streaming import SEND_BODY, ClientGone
 from maga_transformer.server.tracing import Tracer
 from maga_transformer.server.watchdog import Watchdog
 
@@ -44,7 +44,7 @@ def create_app(runtime: Runtime) -> FastAPI:
     watchdog = Watchdog(runtime)
     metrics = Metrics(runtime, watchdog)
     tracer = Tracer(config, runtime.description.names[0]) if config.otlp_traces_endpoint else None
-    runtime.on_event = metrics.event
+    runtime.on_events = metrics.events
     dialect = find_dialect(runtime.tokenizer.chat_templates, config.tool_call_parser, config.reasoning_parser)
     keys = Keys(config.api_key, config.admin_api_key)
     table = routes(generates=runtime.description.task.kind == GENERATE)
@@ -103,6 +103,7 @@ class _Door:
         request_id = _request_id(scope)
         record = RequestRecord(request_id.decode(), scope["method"], scope["path"])
         token = current.set(record)
+        scope[SEND_BODY] = send
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
