@@ -11,7 +11,7 @@ from maga_transformer.chat.fallback import without_tools
 from maga_transformer.chat.pieces import Reader
 from maga_transformer.chat.tool_grammar import tool_grammar
 from maga_transformer.request import Fault, RequestError, quote
-from maga_transformer.server.messages import length_of, turns_of
+from maga_transformer.server.messages import joined, length_of, turns_of
 from maga_transformer.server.prompts import encode_text, off_loop
 from maga_transformer.server.state import State
 from maga_transformer.server.tools import Tools
@@ -70,6 +70,13 @@ class ChatPrompt:
         return asked and Grammar(asked.text, asked.field, self.dialect.answer_begins_after(self.text))
 
 
+def effort_variables(effort: str | None) -> dict[str, Any]:
+    """How templates are told how much to think."""
+    if effort is None:
+        return {}
+    return {"reasoning_effort": effort, **({"enable_thinking": False} if effort == "none" else {})}
+
+
 async def render_chat(state: State, asked: Conversation) -> ChatPrompt:
     tokenizer, dialect = state.runtime.tokenizer, state.dialect
     turns = turns_of(asked.messages)
@@ -111,7 +118,7 @@ async def render_chat(state: State, asked: Conversation) -> ChatPrompt:
 
 def _cut_behind(text: str, content: Any) -> str:
     """Without what the template writes behind the last message."""
-    last = (content if isinstance(content, str) else "".join(part["text"] for part in content)).strip()
+    last = joined(content).strip()
     at = text.rfind(last) if last else -1
     if at < 0:
         raise ValueError("continue_final_message: the template does not show the last message as it is")

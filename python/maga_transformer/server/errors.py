@@ -80,13 +80,18 @@ def kobold_error(error: RequestError) -> dict[str, Any]:
     return {"detail": {"msg": error.message, "type": CODES[error.fault].code}}
 
 
+_OPENAI_PATHS = frozenset(
+    "v1 v2 chat completions responses models embeddings rerank score tokenize detokenize tokenizer_info".split()
+)
+
+
 def error_body(error: RequestError, path: str) -> dict[str, Any]:
     """In the shape of the route."""
     if path.startswith("/v1/messages"):
         return anthropic_error(error)
     if path.startswith("/api/"):
         return kobold_error(error)
-    return openai_error(error) if path.startswith("/v1") or path.endswith("/completions") else raw_error(error)
+    return openai_error(error) if path.split("/")[1:2][0] in _OPENAI_PATHS else raw_error(error)
 
 
 def error_response(error: RequestError, path: str) -> Response:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import Response
 
-from maga_transformer.server import admin, anthropic, embeddings, health, kobold, openai, page, raw, status
+from maga_transformer.server import admin, anthropic, embeddings, health, kobold, openai, page, raw, responses, status
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -25,6 +25,8 @@ _HEALTH = ("/health", "/status", "/GraphService/cm2_status", "/SearchService/cm2
 _OPENAI: tuple[tuple[str, Endpoint, str], ...] = (
     ("/chat/completions", openai.chat_completions, "POST"),
     ("/completions", openai.completions, "POST"),
+    ("/responses", responses.responses, "POST"),
+    ("/responses/input_tokens", responses.input_tokens, "POST"),
     ("/models", openai.models, "GET"),
     ("/models/{name:path}", openai.model, "GET"),
     ("/embeddings", embeddings.embeddings, "POST"),

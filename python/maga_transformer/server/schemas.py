@@ -84,6 +84,8 @@ class OpenAIRequest(SamplerFields):
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True)
     default_max_tokens: ClassVar[int | None] = None  # None: as many as fit
+    refused: ClassVar[Mapping[str, tuple[object, ...]]] = UNSUPPORTED  # unless neutral
+    no_effect: ClassVar[frozenset[str]] = NO_EFFECT
 
     model: str | None = None
     max_tokens: int | None = Field(None, ge=0)  # 0: only what was asked of the prompt
@@ -257,6 +259,7 @@ class CompletionRequest(OpenAIRequest):
 
 
 CHAT_ONLY = frozenset(ChatRequest.model_fields) - frozenset(CompletionRequest.model_fields) - {"messages"}
+CompletionRequest.refused = {**UNSUPPORTED, **dict.fromkeys(sorted(CHAT_ONLY), ([], {}, "", False, "none", "auto"))}
 Body = TypeVar("Body", bound=OpenAIRequest)
 
 
@@ -264,13 +267,10 @@ def parse(kind: type[Body], body: Mapping[str, Any], *, strict: bool = False) ->
     """The request, and the names of the fields that were ignored; `strict` refuses those."""
     fields: dict[str, Any] = {}
     for name, value in samplers.renamed(body).items():
-        if value is None or name in NO_EFFECT:
+        if value is None or name in kind.no_effect:
             continue
-        if name in UNSUPPORTED:
-            refuse_unless_neutral(name, value, UNSUPPORTED[name])
-            continue
-        if kind is CompletionRequest and name in CHAT_ONLY:
-            refuse_unless_neutral(name, value, ([], {}, "", False, "none", "auto"))
+        if name in kind.refused:
+            refuse_unless_neutral(name, value, kind.refused[name])
             continue
         fields[name] = value
     request = validate(kind, fields)
