@@ -53,6 +53,10 @@ def load_runtime(config: Config) -> Runtime:
     words = tokenizer.load_tokenizer(config.tokenizer_path or None, source)
     if config.chat_template:
         words.set_chat_template(*read_chat_template(config.chat_template))
+    try:
+        words.choose_chat_templates(config.default_chat_template_key, config.default_tool_use_template_key)
+    except ValueError as error:
+        raise ConfigError(f"DEFAULT_CHAT_TEMPLATE_KEY={config.default_chat_template_key}: {error}") from None
     adaptive = config.kv_cache_dtype == "adaptive"
     kv_dtypes = [{"auto": own_kv_dtype, "adaptive": "int8"}.get(config.kv_cache_dtype, config.kv_cache_dtype)]
     kv_dtypes *= len(program.cache_layers)

@@ -181,7 +181,7 @@ def test_a_deadline_ends_the_request(server):
 
 
 def test_status_routes(server):
-    for path in ("/health", "/status", "/GraphService/cm2_status", "/SearchService/cm2_status"):
+    for path in ("/health", "/status", "/GraphService/cm2_status", "/SearchService/cm2_status", "/frontend_health", "/ping"):
         assert server.get(path).json() == server.post(path).json() == "ok"
     assert server.post("/health_check").json() == "ok"
     assert server.get("/").json() == {"status": "home"}
@@ -190,12 +190,22 @@ def test_status_routes(server):
         status["alive"] is True
         and status["available_concurrency"] > 0
         and status["total_kv_cache"] >= status["available_kv_cache"] > 0
+        and status["frontend_available_concurrency"] == status["backend_available_concurrency"] == status["available_concurrency"]
+        and status["step_latency_ms"] >= 0
+        and status["machine_info"].startswith("cpu")
     )
 
 
 def test_tokenizer_routes(server):
     encoded = server.post("/tokenizer/encode", {"prompt": "hello world"}).json()
     assert "".join(encoded["tokens"]) == "hello world"
+    assert "offset_mapping" not in encoded
+    placed = server.post("/tokenizer/encode", {"prompt": "hello wörld", "return_offsets_mapping": True}).json()
+    assert placed["offset_mapping"][0] == [0, 5] and placed["offset_mapping"][-1][1] == len("hello wörld")
+    assert len(placed["offset_mapping"]) == len(placed["token_ids"])
+    assert (
+        "return_offsets_mapping" in server.post("/tokenizer/encode", {"prompt": "a", "return_offsets_mapping": 1}).json()["message"]
+    )
     counted = server.post("/tokenize", {"prompt": "hello world"}).json()
     assert counted["tokens"] == encoded["token_ids"] and counted["count"] == 2 and counted["max_model_len"] == 256
     assert server.post("/detokenize", {"tokens": counted["tokens"]}).json() == {"prompt": "hello world"}

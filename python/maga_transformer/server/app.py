@@ -18,7 +18,6 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from maga_transformer import __version__
-from maga_transformer.chat.dialect import find_dialect
 from maga_transformer.models.task import GENERATE
 from maga_transformer.request import Fault, RequestError
 from maga_transformer.runtime import Runtime
@@ -43,7 +42,7 @@ def create_app(runtime: Runtime) -> FastAPI:
     metrics = Metrics(runtime, watchdog)
     tracer = Tracer(config, runtime.description.names[0]) if config.otlp_traces_endpoint else None
     runtime.on_event = metrics.event
-    dialect = find_dialect(runtime.tokenizer.chat_templates, config.tool_call_parser, config.reasoning_parser)
+    dialect = config.dialect(runtime.tokenizer.chat_templates)
     keys = Keys(config.api_key, config.admin_api_key)
     state = State(runtime, ThreadPoolExecutor(2, "tokenise"), metrics, watchdog, dialect, keys)
 

@@ -17,7 +17,7 @@ from maga_transformer.server.state import State
 from maga_transformer.server.tools import Tools
 from maga_transformer.structured.grammar import Grammar
 
-_OURS = "messages tools documents add_generation_prompt continue_final_message chat_template"
+_OURS = "messages tools documents add_generation_prompt continue_final_message chat_template template key"
 _TRANSFORMERS = "conversation tokenize tokenizer_kwargs padding truncation max_length return_tensors return_dict"
 _RESERVED = frozenset(f"{_OURS} {_TRANSFORMERS}".split())
 _MAX_VARIABLES = 64
@@ -35,6 +35,7 @@ class Conversation:
     continue_final_message: bool = False
     add_special_tokens: bool = False  # the template writes them itself
     template: str | None = None  # instead of the model's
+    template_key: str | None = None  # which of the model's
     split_reasoning: bool = True
 
 
@@ -92,6 +93,12 @@ async def render_chat(state: State, asked: Conversation) -> ChatPrompt:
             "continue_final_message needs add_generation_prompt: false, and an assistant's message as the last one",
             "continue_final_message",
         )
+    if asked.template_key and asked.template_key not in tokenizer.template_names:
+        raise RequestError(
+            Fault.parameter,
+            f"template_key={quote(asked.template_key)}: the model's templates are {', '.join(tokenizer.template_names) or 'none'}",
+            "template_key",
+        )
     variables = _variables(asked.variables, tokenizer.special_texts)
     shown = asked.tools.listed if asked.tools.named or asked.tools.choice != "none" else ()
     if not dialect.template_knows_tools:
@@ -103,6 +110,7 @@ async def render_chat(state: State, asked: Conversation) -> ChatPrompt:
             list(shown) or None,
             add_generation_prompt=asked.add_generation_prompt,
             template=asked.template,
+            key=asked.template_key,
             documents=asked.documents,
             **variables,
         )

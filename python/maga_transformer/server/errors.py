@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,8 +81,8 @@ def kobold_error(error: RequestError) -> dict[str, Any]:
     return {"detail": {"msg": error.message, "type": CODES[error.fault].code}}
 
 
-_OPENAI_PATHS = frozenset(
-    "v1 v2 chat completions responses models embeddings rerank score tokenize detokenize tokenizer_info".split()
+_OPENAI_PATHS = re.compile(
+    r"/(v1|v2|chat|completions|responses|models|embeddings|rerank|score|tokenize|detokenize|tokenizer_info)(/|$)"
 )
 
 
@@ -91,7 +92,7 @@ def error_body(error: RequestError, path: str) -> dict[str, Any]:
         return anthropic_error(error)
     if path.startswith("/api/"):
         return kobold_error(error)
-    return openai_error(error) if path.split("/")[1:2][0] in _OPENAI_PATHS else raw_error(error)
+    return openai_error(error) if _OPENAI_PATHS.match(path) else raw_error(error)
 
 
 def error_response(error: RequestError, path: str) -> Response:

@@ -14,6 +14,7 @@ from maga_transformer.server.body import json_object
 from maga_transformer.server.chat import ChatPrompt, Conversation, effort_variables, render_chat
 from maga_transformer.server.errors import encode
 from maga_transformer.server.prompts import compiled, encode_text
+from maga_transformer.server.rtp_chat import debug_info, with_extra_configs
 from maga_transformer.server.schemas import ChatRequest, CompletionRequest, OpenAIRequest, parse
 from maga_transformer.server.shapes import ChatShape, CompletionShape
 from maga_transformer.server.state import State
@@ -63,17 +64,30 @@ async def chat_completions(request: Request) -> Response:
         include_reasoning=asked.include_reasoning is not False,
         ids_as_tokens=bool(asked.return_tokens_as_token_ids),
     )
+    if asked.debug_info:
+        shape.debug_info = debug_info(state, prompt, asked.stop or [])
     return await answer(request, state, asked, [job], shape, headers(ignored, len(prompt.ids) - len(job.prompt)))
+
+
+async def chat_render(request: Request) -> Response:
+    """The prompt that a chat becomes, its ids and what ends its answer; nothing is generated."""
+    state = State.of(request)
+    asked, ignored = parse(ChatRequest, await json_object(request, state.body_limit), strict=state.runtime.config.strict)
+    model_of(state, asked.model)
+    prompt = await render_chat(state, conversation(state, asked))
+    return Response(encode(debug_info(state, prompt, asked.stop or [])), headers=headers(ignored, 0), media_type="application/json")
 
 
 def conversation(state: State, asked: ChatRequest) -> Conversation:
     if asked.messages is None:
         raise RequestError(Fault.no_prompt, "messages is missing", "messages")
-    if asked.chat_template and not state.runtime.config.trust_request_chat_template:
+    template = asked.chat_template or asked.user_template
+    if template and not state.runtime.config.trust_request_chat_template:
+        name = "chat_template" if asked.chat_template else "user_template"
         raise RequestError(
             Fault.unsupported,
-            "chat_template: this server takes none from requests (--trust-request-chat-template)",
-            "chat_template",
+            f"{name}: this server takes none from requests (--trust-request-chat-template)",
+            name,
         )
     automatic = state.runtime.config.enable_auto_tool_choice
     choice = asked.tool_choice if asked.tool_choice is not None or automatic else "none"
@@ -85,7 +99,8 @@ def conversation(state: State, asked: ChatRequest) -> Conversation:
         add_generation_prompt=asked.add_generation_prompt is not False,
         continue_final_message=bool(asked.continue_final_message),
         add_special_tokens=bool(asked.add_special_tokens),
-        template=asked.chat_template or None,
+        template=template or None,
+        template_key=asked.template_key or None,
     )
 
 
@@ -128,13 +143,16 @@ async def job_of(
     spellings = [spelling for word in asked.bad_words or [] for spelling in (word, " " + word.lstrip(" "))]
     bad_words = [await encode_text(state, text, add_special_tokens=False, field="bad_words") for text in dict.fromkeys(spellings)]
     visible = chat.visible(state) if chat else frozenset[int]()
-    sampling = asked.sampling(state.runtime.description.sampling_defaults, bad_words, visible)
+    sampling, seconds = asked.sampling(state.runtime.description.sampling_defaults, bad_words, visible), 0.0
+    if isinstance(asked, ChatRequest) and asked.extra_configs:
+        sampling, seconds = with_extra_configs(asked.extra_configs, sampling)
     return state.runtime.prepare(
         Job(
             prompt=_truncated(state, asked, prompt),
             sampling=sampling,
             sequences=asked.sequences,
             priority=asked.priority or 0,
+            timeout_seconds=seconds,
             cache_salt=asked.cache_salt or "",
             grammar=await compiled(state, grammar),
         )

@@ -182,7 +182,7 @@ def _kinds(tools: Sequence[Any]) -> list[Any]:
 
 
 def _tools(asked: ResponsesRequest, automatic: bool) -> Tools:
-    listed = [
+    listed: list[dict[str, Any]] = [
         {"type": "function", "function": function_of(f"tools[{index}]", {key: tool[key] for key in _OF_A_TOOL if key in tool})}
         for index, tool in enumerate(asked.tools or ())
         if tool["type"] == "function"

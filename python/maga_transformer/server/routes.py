@@ -21,7 +21,7 @@ class Route:
     methods: Sequence[str]
 
 
-_HEALTH = ("/health", "/status", "/GraphService/cm2_status", "/SearchService/cm2_status")
+_HEALTH = ("/health", "/ping", "/status", "/frontend_health", "/GraphService/cm2_status", "/SearchService/cm2_status")
 _OPENAI: tuple[tuple[str, Endpoint, str], ...] = (
     ("/chat/completions", openai.chat_completions, "POST"),
     ("/completions", openai.completions, "POST"),
@@ -40,6 +40,7 @@ def routes(*, generates: bool) -> list[Route]:
     return [
         Route("RTP-LLM", "/", raw.raw if generates else embeddings.embeddings, ["POST"]),
         Route("RTP-LLM", "/tokenizer/encode", status.tokenizer_encode, ["POST"]),
+        *(Route("RTP-LLM", prefix + "/chat/render", openai.chat_render, ["POST"]) for prefix in ("/v1", "")),
         Route("RTP-LLM", "/worker_status", status.worker_status, ["GET"]),
         *(Route("RTP-LLM", f"/v1/embeddings/{kind}", embeddings.embeddings_of(kind), ["POST"]) for kind in embeddings.KINDS),
         Route("RTP-LLM", "/v1/embeddings/similarity", embeddings.similarity, ["POST"]),
@@ -49,6 +50,7 @@ def routes(*, generates: bool) -> list[Route]:
             for prefix in ("/v1", "")
             for path, endpoint, method in _OPENAI
         ),
+        Route("OpenAI and vLLM", "/v2/rerank", embeddings.rerank, ["POST"]),
         Route("OpenAI and vLLM", "/tokenize", status.tokenize, ["POST"]),
         Route("OpenAI and vLLM", "/detokenize", status.detokenize, ["POST"]),
         Route("OpenAI and vLLM", "/tokenizer_info", status.tokenizer_info, ["GET"]),
@@ -61,7 +63,7 @@ def routes(*, generates: bool) -> list[Route]:
         *(Route("Operating", path, health.ready, ["GET", "POST"]) for path in _HEALTH),
         Route("Operating", "/health_check", health.ready, ["POST"]),
         Route("Operating", "/health/ready", health.ready, ["GET"]),
-        Route("Operating", "/health/live", health.live, ["GET"]),
+        *(Route("Operating", path, health.live, ["GET"]) for path in ("/health/live", "/liveness")),
         Route("Operating", "/metrics", status.metrics, ["GET"]),
         Route("Operating", "/version", status.version, ["GET"]),
         Route("Operating", "/server_info", admin.server_info, ["GET"]),

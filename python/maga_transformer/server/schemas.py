@@ -39,9 +39,6 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "suffix": ("",),
     "thinking_token_budget": (),
     "kv_transfer_params": (),
-    "extra_configs": ({},),
-    "debug_info": (False,),
-    "aux_info": (False,),
     "prompt_embeds": (),
 }
 # Labels for the caller's own use, and choices between things that are the same here.
@@ -235,6 +232,12 @@ class ChatRequest(OpenAIRequest):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
+    # RTP-LLM's; server/rtp_chat.py.
+    extra_configs: dict[str, Any] | None = None
+    debug_info: bool | None = None
+    aux_info: bool | None = None
+    template_key: str | None = None
+    user_template: str | None = None
 
     def token_limit(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens

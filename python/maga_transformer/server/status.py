@@ -12,7 +12,7 @@ from maga_transformer.request import Fault, RequestError, quote
 from maga_transformer.server.body import json_object
 from maga_transformer.server.chat import Conversation, render_chat
 from maga_transformer.server.errors import encode
-from maga_transformer.server.prompts import encode_text
+from maga_transformer.server.prompts import encode_text, off_loop
 from maga_transformer.server.state import State
 from maga_transformer.server.tools import tools_of
 
@@ -32,16 +32,22 @@ async def worker_status(request: Request) -> Response:
     stats = runtime.engine.stats()
     page_tokens = runtime.config.seq_size_per_block
     limit = runtime.config.concurrency_limit or runtime.config.max_num_seqs + runtime.config.max_queue
+    free = max(0, limit - runtime.in_flight)
+    busy = sum(stats[part + "_seconds"] for part in ("model", "sample", "host"))
     return _json(
         {
             "alive": not runtime.draining,
-            "available_concurrency": max(0, limit - runtime.in_flight),
+            "available_concurrency": free,
             "onflight_requests": runtime.in_flight,
             "running": stats["running"],
             "waiting": stats["waiting"],
             "total_kv_cache": stats["pages_total"] * page_tokens,
             "available_kv_cache": (stats["pages_free"] + stats["pages_cached"]) * page_tokens,
             "iterate_count": stats["steps"],
+            "frontend_available_concurrency": free,
+            "backend_available_concurrency": free,
+            "step_latency_ms": 1e3 * busy / max(1, stats["steps"]),
+            "machine_info": runtime.description.device,
         }
     )
 
@@ -55,10 +61,18 @@ async def tokenizer_encode(request: Request) -> Response:
     """RTP-LLM's shape."""
     state = State.of(request)
     body = await json_object(request, state.body_limit)
-    ids = await encode_text(state, _text(body.get("prompt")))
-    return _json(
-        {"token_ids": ids, "tokens": [state.runtime.token_bytes[token].decode(errors="replace") for token in ids], "error": ""}
-    )
+    text, wanted = _text(body.get("prompt")), body.get("return_offsets_mapping")
+    if wanted is not None and not isinstance(wanted, bool):
+        raise RequestError(Fault.body, f"return_offsets_mapping={quote(wanted)}: must be true or false", "return_offsets_mapping")
+    ids = await encode_text(state, text)
+    answer: dict[str, Any] = {
+        "token_ids": ids,
+        "tokens": [state.runtime.token_bytes[token].decode(errors="replace") for token in ids],
+        "error": "",
+    }
+    if wanted:
+        answer["offset_mapping"] = await off_loop(state, len(text), lambda: state.runtime.tokenizer.offsets(text))
+    return _json(answer)
 
 
 async def tokenize(request: Request) -> Response:

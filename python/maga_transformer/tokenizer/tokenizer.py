@@ -39,6 +39,7 @@ class Tokenizer:
         self._decoder = Decoder(tokenizer)
         self._special = special
         self._templates = dict(templates or {})
+        self._keys = ("default", "tool_use")  # of the templates without and with tools
         self.vocab_size = vocab_size or tokenizer.get_vocab_size()
 
     def save(self, folder: Path) -> None:
@@ -93,6 +94,10 @@ class Tokenizer:
             return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except TypeError:  # half of a UTF-16 pair, as "\\ud800" in JSON gives it
             raise ValueError("the text holds a lone surrogate, which is no character") from None
+
+    def offsets(self, text: str) -> list[tuple[int, int]]:
+        """For each token of `encode(text)` where it begins and ends, in characters; special tokens that are no text are (0, 0)."""
+        return list(self._tokenizer.encode(text).offsets)
 
     def opening(self) -> list[int]:
         """What `encode` puts before every text."""
@@ -151,14 +156,25 @@ class Tokenizer:
         return [template.source for template in self._templates.values()]
 
     @property
+    def template_names(self) -> list[str]:
+        return list(self._templates)
+
+    @property
     def chat_template(self) -> str | None:
         """The source of the template that apply_chat_template uses without tools; None: the model has none."""
-        template = self._templates.get("default")
+        template = self._templates.get(self._keys[0])
         return None if template is None else template.source
 
     def set_chat_template(self, source: str, where: str = "chat template") -> None:
         """Replaces the model's templates. ValueError naming `where` and the line if it does not parse."""
         self._templates = {"default": ChatTemplate(source, where)}
+        self._keys = ("default", "tool_use")
+
+    def choose_chat_templates(self, plain: str, with_tools: str) -> None:
+        """Which of the model's named templates conversations take, without tools and with some (where there is such a one)."""
+        if plain != "default" and plain not in self._templates:
+            raise ValueError(f"there is no such template: the model has {', '.join(self._templates) or 'none'}")
+        self._keys = (plain, with_tools)
 
     def apply_chat_template(
         self,
@@ -167,11 +183,14 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         template: str | None = None,
+        key: str | None = None,
         **variables: Any,
     ) -> str:
         """The prompt of a conversation, to be encoded with add_special_tokens=False. `variables` reach the template as they are.
-        `template`: a source to use instead of the model's. ValueError with the template's own words where it refuses."""
-        name = "tool_use" if tools and "tool_use" in self._templates else "default"
+        `template`: a source to use instead of the model's; `key`: which of its named ones.
+        ValueError with the template's own words where it refuses."""
+        plain, with_tools = self._keys
+        name = key or (with_tools if tools and with_tools in self._templates else plain)
         chosen = self._templates.get(name) if template is None else ChatTemplate(template, "chat_template")
         if chosen is None:
             raise ValueError("the model has no chat template: give one, or send a plain prompt")
