@@ -72,8 +72,17 @@ def _zero_is_none(value: object) -> object:
     return None if value == 0 and value is not False else value
 
 
+def _no_limit(value: object) -> object:
+    """LM Studio's users write -1 for as many as fit."""
+    return UNLIMITED if value == -1 and not isinstance(value, bool) else value
+
+
 def _one_or_many(value: object) -> object:
     return [value] if isinstance(value, str) else value
+
+
+UNLIMITED = (1 << 31) - 1
+TokenLimit = Annotated[Annotated[int, Field(ge=0)] | None, BeforeValidator(_no_limit)]  # 0: only what was asked of the prompt
 
 
 class OpenAIRequest(SamplerFields):
@@ -85,7 +94,7 @@ class OpenAIRequest(SamplerFields):
     no_effect: ClassVar[frozenset[str]] = NO_EFFECT
 
     model: str | None = None
-    max_tokens: int | None = Field(None, ge=0)  # 0: only what was asked of the prompt
+    max_tokens: TokenLimit = None
     n: int | None = Field(None, ge=1, le=MAX_SEQUENCES)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -219,7 +228,7 @@ class OpenAIRequest(SamplerFields):
 
 class ChatRequest(OpenAIRequest):
     messages: list[Any] | None = None
-    max_completion_tokens: int | None = Field(None, ge=0)
+    max_completion_tokens: TokenLimit = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     tools: Any = None  # server/tools.py checks them
