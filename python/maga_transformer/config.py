@@ -378,6 +378,11 @@ def flag_names(name: str, field: FieldInfo) -> list[str]:
     return _extra(field)["flags"] or ["--" + name.replace("_", "-")]
 
 
+def repeatable(field: FieldInfo) -> bool:
+    """Whether it is a comma separated list, whose flag may also be given several times."""
+    return any(isinstance(part, BeforeValidator) and part.func is _comma_list for part in field.metadata)
+
+
 def groups() -> dict[str, dict[str, FieldInfo]]:
     """The settings under the titles that help, documents and `maga config` give them."""
     grouped: dict[str, dict[str, FieldInfo]] = {}

@@ -30,6 +30,7 @@ class Description:
 
     names: list[str]
     family: str
+    stored: str  # the types of its weights as they are stored, with their shares
     device: str
     context: int  # tokens of prompt and output together
     kv_dtype: str

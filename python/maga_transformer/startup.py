@@ -16,6 +16,7 @@ from maga_transformer.adapters.ptuning import Tuned, find_ptuning, open_ptuning
 from maga_transformer.checkpoint.files import read_json_object
 from maga_transformer.config import Config, ConfigError
 from maga_transformer.device import Device, compute_dtype, cuda_backend, find_device
+from maga_transformer.explain import stored_formats
 from maga_transformer.generate_config import GenerateConfig
 from maga_transformer.measure import memory_bandwidth
 from maga_transformer.memory import available_bytes
@@ -47,6 +48,7 @@ def load_runtime(config: Config) -> Runtime:
     if config.sparse_config_file:
         source.config.update(read_sparse_config(config.sparse_config_file))
     program, family = models.build_program(source, config.model_type or None, config.task)
+    stored = stored_formats(program, family.checkpoint)
     tuned = read_ptuning(config, program, family)
     prefix = tuned.tokens if tuned else 0
     backend, own_kv_dtype = make_backend(config, device, source.dtype(family.embedding))
@@ -145,6 +147,7 @@ def load_runtime(config: Config) -> Runtime:
     description = Description(
         names=config.served_model_name or [model_name(config.checkpoint_path)],
         family=program.family,
+        stored=stored,
         device=backend.describe(),
         context=longest - prefix,
         kv_dtype=kv_shown,

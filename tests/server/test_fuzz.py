@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from maga_transformer import generate_config
-from maga_transformer.server import anthropic_request, kobold_request, schemas
+from maga_transformer.server import anthropic_request, kobold_request, responses_request, schemas
 
 from .chain_model import END, write_chain
 from .conftest import running_server
@@ -62,11 +62,25 @@ CHAT = {*schemas.ChatRequest.model_fields, *schemas.UNSUPPORTED, "grammar"} - {"
 COMPLETION = {*schemas.CompletionRequest.model_fields, *schemas.UNSUPPORTED, *schemas.CHAT_ONLY, "grammar"} - {"grammar_text"}
 RAW = {*generate_config.GenerateConfig.model_fields, *generate_config.UNSUPPORTED, "prompt", "messages", "generate_config"}
 KOBOLD = {*kobold_request.KoboldRequest.model_fields, *kobold_request.UNSUPPORTED}
+RESPONSES = {*responses_request.ResponsesRequest.model_fields, *responses_request.ResponsesRequest.refused, "grammar"}
+RESPONSES -= {"grammar_text"}
+ITEMS = st.text(max_size=5) | st.lists(
+    some(
+        type=st.sampled_from(responses_request.ITEMS) | VALUES,
+        role=ROLES,
+        content=st.text(max_size=5) | BLOCKS | VALUES,
+        output=st.text(max_size=5) | BLOCKS | VALUES,
+        name=st.just("f") | VALUES,
+        arguments=st.just("{}") | VALUES,
+    ),
+    max_size=3,
+)
 TWO, USER = st.just(2), MESSAGES | st.just([{"role": "user", "content": "a"}])
 ROUTES = {
     "/v1/chat/completions": bodies(CHAT, messages=USER, max_completion_tokens=TWO),
     "/v1/completions": bodies(COMPLETION, prompt=LIKELY["prompt"], max_tokens=TWO),
     "/": bodies(RAW, max_new_tokens=TWO, prompt=LIKELY["prompt"]),
+    "/v1/responses": bodies(RESPONSES, input=ITEMS, max_output_tokens=TWO),
     "/v1/messages": bodies(anthropic_request.MessagesRequest.model_fields, messages=USER, max_tokens=TWO),
     "/v1/messages/count_tokens": bodies(anthropic_request.MessagesRequest.model_fields, messages=USER),
     "/api/v1/generate": bodies(KOBOLD, prompt=LIKELY["prompt"], max_length=TWO),

@@ -214,7 +214,21 @@ def test_tokenizer_routes(server):
 
 def test_the_start_message(server):
     text = "\n".join(server.lines)
-    for word in ("maga_transformer ", "device ", "SmolLM2-135M-Instruct", "K/V ", "MAX_SEQ_LEN", server.url, "curl -XPOST"):
+    assert (
+        "chat      by " in text
+        and "tokenizer.chat_template; tool calls are read as hermes, described in the system message" in text
+    )
+    for word in (
+        "maga_transformer ",
+        "q4_1 69%, q8_0 31%",
+        "tokens    49152, of the checkpoint",
+        "device ",
+        "SmolLM2-135M-Instruct",
+        "K/V ",
+        "MAX_SEQ_LEN",
+        server.url,
+        "curl -XPOST",
+    ):
         assert word in text
 
 

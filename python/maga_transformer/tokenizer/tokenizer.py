@@ -156,6 +156,12 @@ class Tokenizer:
         return [template.source for template in self._templates.values()]
 
     @property
+    def chat_template_place(self) -> str:
+        """Where the template of conversations without tools stands: a file, or a key of one; "": there is none."""
+        template = self._templates.get(self._keys[0])
+        return template.where if template else ""
+
+    @property
     def template_names(self) -> list[str]:
         return list(self._templates)
 
