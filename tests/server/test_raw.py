@@ -87,6 +87,17 @@ def test_streams(server, incremental):
         assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
 
 
+def test_streams_of_several_sequences_end(server):
+    """RTP-LLM's PR 191: they never did. Those that have ended repeat, and all are finished in the last event."""
+    fields = {"num_return_sequences": 3, "random_seed": 4, "temperature": 1.5, "top_p": 1.0}
+    fields |= {"prompt_batch": ["Hello,", PROMPT], "max_new_tokens": 5}
+    whole = server.post("/", fields).json()["response_batch"]
+    found, ended = events(server, **fields)
+    assert ended and [entry["response"] for entry in found[-1]["response_batch"]] == [entry["response"] for entry in whole]
+    assert [[entry["finished"] for entry in event["response_batch"]] for event in found][-1] == [True, True]
+    assert all(len(entry["aux_info"]) == 3 for event in found for entry in event["response_batch"])
+
+
 def test_a_streamed_batch_carries_all_entries(server):
     found, ended = events(server, prompt_batch=[PROMPT, "1 2 3"], max_new_tokens=5, top_k=1, return_incremental=True)
     assert ended and all(len(event["response_batch"]) == 2 for event in found)
