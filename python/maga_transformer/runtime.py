@@ -35,6 +35,7 @@ class Description:
 
     names: list[str]
     family: str
+    stored: str  # the types of its weights as they are stored, with their shares
     device: str
     context: int  # tokens of prompt and output together
     kv_dtype: str
@@ -234,7 +235,8 @@ class Runtime:
         return request
 
     def _params(self, sampling: Sampling) -> _core.SamplingParams:
-        own_stops = self.config.force_stop_words_str or self.config.force_stop_words_list
+        config = self.config
+        own_stops = config.force_stop_words or config.force_stop_words_str or config.force_stop_words_list
         eos = [] if sampling.ignore_eos or own_stops else self.tokenizer.eos_ids if sampling.eos_ids is None else sampling.eos_ids
         rare = dict(sampling.rare)
         if sampling.beams:

@@ -7,9 +7,10 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from maga_transformer.server import anthropic, kobold, openai, raw
+from maga_transformer.server import anthropic, kobold, openai, raw, responses
 from maga_transformer.server.openapi import body_schema
 from maga_transformer.server.openapi_bodies import BODIES
+from maga_transformer.server.responses_request import ITEMS
 from maga_transformer.server.routes import routes
 
 from .fuzzing import FUZZ, Tally
@@ -80,6 +81,17 @@ def bodies(route, **always):
     return chosen.flatmap(lambda names: st.fixed_dictionaries({**{name: drawn[name] for name in names}, **always}))
 
 
+TURNS = st.text(max_size=5) | st.lists(
+    some(
+        type=st.sampled_from(ITEMS) | VALUES,
+        role=ROLES,
+        content=st.text(max_size=5) | BLOCKS | VALUES,
+        output=st.text(max_size=5) | BLOCKS | VALUES,
+        name=st.just("f") | VALUES,
+        arguments=st.just("{}") | VALUES,
+    ),
+    max_size=3,
+)
 TWO, SAID = st.just(2), st.text(min_size=1, max_size=5)
 PROMPT = st.one_of(SAID, SAID, SAID, LIKELY["prompt"])
 USER = st.one_of(st.just([{"role": "user", "content": "a"}]), MESSAGES)
@@ -87,6 +99,7 @@ GENERATE = {
     "/v1/chat/completions": bodies(openai.chat_completions, messages=USER, max_completion_tokens=TWO),
     "/v1/completions": bodies(openai.completions, prompt=PROMPT, max_tokens=TWO),
     "/": bodies(raw.raw, max_new_tokens=TWO, prompt=PROMPT),
+    "/v1/responses": bodies(responses.responses, input=TURNS, max_output_tokens=TWO),
     "/v1/messages": bodies(anthropic.messages, messages=USER, max_tokens=TWO),
     "/v1/messages/count_tokens": bodies(anthropic.count_tokens, messages=USER),
     "/api/v1/generate": bodies(kobold.generate, prompt=PROMPT, max_length=TWO),
@@ -95,7 +108,8 @@ GENERATE = {
 OTHERS = {
     route.path: bodies(route.endpoint)
     for route in routes(generates=True)
-    if route.endpoint in BODIES and route.path not in (*GENERATE, "/chat/completions", "/completions", "/api/latest/generate")
+    if route.endpoint in BODIES
+    and route.path not in (*GENERATE, "/chat/completions", "/completions", "/responses", "/api/latest/generate")
 }
 ROUTES = {**GENERATE, **OTHERS}
 

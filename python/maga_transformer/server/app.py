@@ -19,7 +19,6 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from maga_transformer import __version__
-from maga_transformer.chat.dialect import find_dialect
 from maga_transformer.models.task import GENERATE
 from maga_transformer.request import Fault, RequestError
 from maga_transformer.runtime import Runtime
@@ -45,7 +44,7 @@ def create_app(runtime: Runtime) -> FastAPI:
     metrics = Metrics(runtime, watchdog)
     tracer = Tracer(config, runtime.description.names[0]) if config.otlp_traces_endpoint else None
     runtime.on_events = metrics.events
-    dialect = find_dialect(runtime.tokenizer.chat_templates, config.tool_call_parser, config.reasoning_parser)
+    dialect = config.dialect(runtime.tokenizer.chat_templates)
     keys = Keys(config.api_key, config.admin_api_key)
     table = routes(generates=runtime.description.task.kind == GENERATE)
     described = functools.cache(lambda: document_text(table, keys=bool(config.api_key or config.admin_api_key)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -97,6 +98,11 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+_OPENAI_PATHS = re.compile(
+    r"/(v1|v2|chat|completions|responses|models|embeddings|rerank|score|tokenize|detokenize|tokenizer_info)(/|$)"
+)
+
+
 def error_body(error: RequestError, path: str) -> dict[str, Any]:
     """In the shape of the route."""
     return writer(path)(error)
@@ -108,7 +114,7 @@ def writer(path: str) -> Callable[[RequestError], dict[str, Any]]:
         return anthropic_error
     if path.startswith("/api/"):
         return kobold_error
-    return openai_error if path.startswith("/v1") or path.endswith("/completions") else raw_error
+    return openai_error if _OPENAI_PATHS.match(path) else raw_error
 
 
 def error_response(error: RequestError, path: str) -> Response:

@@ -99,7 +99,12 @@ async def _generation(state: State, asked: KoboldRequest) -> Generation:
     prompt = await encode_text(state, asked.memory + asked.prompt)
     room = min(asked.max_context_length or state.runtime.description.context, state.runtime.description.context)
     kept = prompt[-max(1, room - asked.max_length) :]  # as these servers do: the beginning goes first
-    job = Job(prompt=kept, sampling=asked.sampling(), sequences=asked.n, grammar=await compiled(state, asked.grammar_of()))
+    job = Job(
+        prompt=kept,
+        sampling=asked.sampling(state.runtime.tokenizer.eos_ids),
+        sequences=asked.n,
+        grammar=await compiled(state, asked.grammar_of()),
+    )
     generation = Generation(state.runtime, [state.runtime.prepare(job)])
     if asked.genkey:
         state.kobold[asked.genkey] = generation

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -22,7 +22,6 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
 NO_EFFECT = frozenset(
     [
         "quiet",
-        "use_default_badwordsids",
         "can_abort",
         "streaming",
         "api_server",
@@ -89,10 +88,11 @@ class KoboldRequest(SamplerFields):
     stop_sequence: StopStrings = Field(default_factory=list)
     include_stop_str_in_output: bool = False
     bypass_eos: bool = False  # the text goes on behind an end
+    use_default_badwordsids: bool = False  # no end is drawn
     logit_bias: LogitBias = Field(default_factory=dict)
     grammar: str = ""
 
-    def sampling(self) -> Sampling:
+    def sampling(self, eos_ids: Iterable[int]) -> Sampling:
         return Sampling(
             max_new_tokens=self.max_length,
             temperature=self.temperature,
@@ -101,7 +101,7 @@ class KoboldRequest(SamplerFields):
             min_p=self.min_p,
             repetition_penalty=self.rep_pen,
             presence_penalty=self.presence_penalty,
-            rare=self._rare(),
+            rare=self._rare(sorted(eos_ids) if self.use_default_badwordsids else []),
             seed=self.sampler_seed,
             stop_strings=self.stop_sequence,
             keep_stop=self.include_stop_str_in_output,
@@ -109,11 +109,12 @@ class KoboldRequest(SamplerFields):
             logit_bias=self.logit_bias,
         )
 
-    def _rare(self) -> dict[str, Any]:
-        if self.dynatemp_range == 0:
-            return self.rare()
-        least, most = max(0.0, self.temperature - self.dynatemp_range), self.temperature + self.dynatemp_range
-        return self.model_copy(update={"dynatemp_min": least, "dynatemp_max": most}).rare()
+    def _rare(self, banned: list[int]) -> dict[str, Any]:
+        changes: dict[str, Any] = {"custom_token_bans": [*self.custom_token_bans, *banned]}
+        if self.dynatemp_range:
+            changes["dynatemp_min"] = max(0.0, self.temperature - self.dynatemp_range)
+            changes["dynatemp_max"] = self.temperature + self.dynatemp_range
+        return self.model_copy(update=changes).rare()
 
     def grammar_of(self) -> Grammar | None:
         return context_free(self.grammar, "grammar") if self.grammar.strip() else None

@@ -14,11 +14,25 @@ from starlette.responses import Response
 
 from maga_transformer import generate_config, samplers
 from maga_transformer.generate_config import GenerateConfig
-from maga_transformer.server import admin, anthropic, anthropic_request, embeddings, kobold, kobold_request, openai, raw, status
+from maga_transformer.server import (
+    admin,
+    anthropic,
+    anthropic_request,
+    embeddings,
+    kobold,
+    kobold_request,
+    openai,
+    raw,
+    responses,
+    status,
+)
 from maga_transformer.server.messages import ROLES
-from maga_transformer.server.schemas import CHAT_ONLY, NO_EFFECT, UNSUPPORTED, ChatRequest, CompletionRequest
+from maga_transformer.server.responses_request import NEEDS_STORE, ResponsesRequest
+from maga_transformer.server.schemas import ChatRequest, CompletionRequest, OpenAIRequest
 
 Schema = dict[str, Any]
+_JSON, _EVENTS = "application/json", "text/event-stream"
+_JSON_OR_EVENTS = (_JSON, _EVENTS)
 Neutral = Mapping[str, Collection[object]]  # fields that are refused unless they have one of these values
 
 
@@ -26,7 +40,7 @@ Neutral = Mapping[str, Collection[object]]  # fields that are refused unless the
 class Body:
     model: type[BaseModel]
     required: Collection[str] = ()
-    answers: Collection[str] = ("application/json",)
+    answers: Collection[str] = (_JSON,)
     fields: Mapping[str, Schema] = field(default_factory=dict)  # where the model says less than the code behind it wants
     refused: Neutral = field(default_factory=dict)
     free: Collection[str] = ()  # taken whatever they hold
@@ -35,8 +49,6 @@ class Body:
     optional: bool = False  # an empty body is one without fields
 
 
-_EVENTS = "text/event-stream"
-_JSON_OR_EVENTS = ("application/json", _EVENTS)
 _TEXT: Schema = {"type": "string"}
 _SOME_TEXT: Schema = {"type": "string", "minLength": 1}
 _OBJECT: Schema = {"type": "object"}
@@ -97,7 +109,7 @@ _SAMPLERS: dict[str, Schema] = {
         "additionalProperties": {"type": "number", "minimum": -1e9, "maximum": 1e9},
     },
 }
-_CHAT: dict[str, Schema] = {
+_OPENAI: dict[str, Schema] = {
     **_SAMPLERS,
     **_GRAMMARS,
     "stop": _STOP,
@@ -106,7 +118,17 @@ _CHAT: dict[str, Schema] = {
     "tool_choice": _TEXT_OR_OBJECT,
     "messages": _messages(*ROLES),
     "prompt": _TEXTS_OR_IDS,
+    "input": {"anyOf": [_TEXT, _OBJECTS]},
 }
+
+
+def _openai(kind: type[OpenAIRequest], *required: str) -> Body:
+    return Body(kind, required, _JSON_OR_EVENTS, _OPENAI, kind.refused, kind.no_effect, samplers.ALIASES)
+
+
+_CHAT = _openai(ChatRequest, "messages")
+_RESPONSES = _openai(ResponsesRequest)
+_RESPONSES = dataclasses.replace(_RESPONSES, refused={**_RESPONSES.refused, **NEEDS_STORE})
 _ANTHROPIC = Body(
     anthropic_request.MessagesRequest,
     required=("messages", "max_tokens"),
@@ -134,24 +156,11 @@ _EMBEDDINGS = Body(embeddings.EmbeddingRequest, fields={"input": _TEXTS_OR_IDS, 
 _RERANK = Body(embeddings.RerankRequest, required=("query", "documents"), fields={"documents": _TEXTS, "query": _SOME_TEXT})
 
 BODIES: dict[Callable[[Request], Awaitable[Response]], Body] = {
-    openai.chat_completions: Body(
-        ChatRequest,
-        required=("messages",),
-        answers=_JSON_OR_EVENTS,
-        fields=_CHAT,
-        refused=UNSUPPORTED,
-        free=NO_EFFECT,
-        aliases=samplers.ALIASES,
-    ),
-    openai.completions: Body(
-        CompletionRequest,
-        required=("prompt",),
-        answers=_JSON_OR_EVENTS,
-        fields=_CHAT,
-        refused={**UNSUPPORTED, **dict.fromkeys(sorted(CHAT_ONLY), ([], {}, "", False, "none", "auto"))},
-        free=NO_EFFECT,
-        aliases=samplers.ALIASES,
-    ),
+    openai.chat_completions: _CHAT,
+    openai.chat_render: dataclasses.replace(_CHAT, answers=(_JSON,)),
+    openai.completions: _openai(CompletionRequest, "prompt"),
+    responses.responses: _RESPONSES,
+    responses.input_tokens: dataclasses.replace(_RESPONSES, answers=(_JSON,)),
     raw.raw: Body(
         GenerateConfig,
         answers=_JSON_OR_EVENTS,

@@ -15,7 +15,7 @@ from maga_transformer.request import Fault, RequestError, quote
 from maga_transformer.server.body import json_object
 from maga_transformer.server.chat import Conversation, render_chat
 from maga_transformer.server.errors import encode
-from maga_transformer.server.prompts import encode_text
+from maga_transformer.server.prompts import encode_text, off_loop
 from maga_transformer.server.state import State
 from maga_transformer.server.tools import tools_of
 
@@ -26,11 +26,15 @@ class _Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
 
-class EncodeRequest(_Body):
+class _PromptRequest(_Body):
     prompt: str | None = None
 
 
-class TokenizeRequest(EncodeRequest):
+class EncodeRequest(_PromptRequest):
+    return_offsets_mapping: bool = False
+
+
+class TokenizeRequest(_PromptRequest):
     messages: list[Any] | None = None  # instead of the prompt
     tools: list[Any] | None = None
     chat_template_kwargs: Mapping[str, Any] | None = None
@@ -64,16 +68,22 @@ async def worker_status(request: Request) -> Response:
     stats = runtime.engine.stats()
     page_tokens = runtime.config.seq_size_per_block
     limit = runtime.config.concurrency_limit or runtime.config.max_num_seqs + runtime.config.max_queue
+    free = max(0, limit - runtime.in_flight)
+    busy = sum(stats[part + "_seconds"] for part in ("model", "sample", "host"))
     return _json(
         {
             "alive": not runtime.draining,
-            "available_concurrency": max(0, limit - runtime.in_flight),
+            "available_concurrency": free,
             "onflight_requests": runtime.in_flight,
             "running": stats["running"],
             "waiting": stats["waiting"],
             "total_kv_cache": stats["pages_total"] * page_tokens,
             "available_kv_cache": (stats["pages_free"] + stats["pages_cached"]) * page_tokens,
             "iterate_count": stats["steps"],
+            "frontend_available_concurrency": free,
+            "backend_available_concurrency": free,
+            "step_latency_ms": 1e3 * busy / max(1, stats["steps"]),
+            "machine_info": runtime.description.device,
         }
     )
 
@@ -86,10 +96,20 @@ async def metrics(request: Request) -> Response:
 async def tokenizer_encode(request: Request) -> Response:
     """RTP-LLM's shape."""
     state = State.of(request)
-    ids = await encode_text(state, _prompt(await _parse(request, EncodeRequest)))
-    return _json(
-        {"token_ids": ids, "tokens": [state.runtime.token_bytes[token].decode(errors="replace") for token in ids], "error": ""}
-    )
+    asked = await _parse(request, EncodeRequest)
+    text = _prompt(asked)
+    ids = await encode_text(state, text)
+    answer: dict[str, Any] = {
+        "token_ids": ids,
+        "tokens": [state.runtime.token_bytes[token].decode(errors="replace") for token in ids],
+        "error": "",
+    }
+    if asked.return_offsets_mapping:
+        try:
+            answer["offset_mapping"] = await off_loop(state, len(text), lambda: state.runtime.tokenizer.offsets(text))
+        except ValueError as error:
+            raise RequestError(Fault.unsupported, f"return_offsets_mapping: {error}", "return_offsets_mapping") from None
+    return _json(answer)
 
 
 async def tokenize(request: Request) -> Response:
@@ -153,7 +173,7 @@ async def _parse(request: Request, kind: type[Body]) -> Body:
     return validate(kind, {name: value for name, value in body.items() if value is not None})
 
 
-def _prompt(asked: EncodeRequest) -> str:
+def _prompt(asked: _PromptRequest) -> str:
     if asked.prompt is None:
         raise RequestError(Fault.no_prompt, "prompt is missing", "prompt")
     return asked.prompt

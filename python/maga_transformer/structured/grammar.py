@@ -108,8 +108,8 @@ def from_response_format(value: Any, field: str = "response_format") -> Grammar 
         named = value.get("json_schema")
         schema = named.get("schema") if isinstance(named, dict) else value.get("schema")
         if schema is None:
-            raise _bad(f"{field}.json_schema", named, "must hold the schema: {name, schema}")
-        return json_schema(schema, f"{field}.json_schema.schema")
+            raise _bad(f"{field}.json_schema" if isinstance(named, dict) else field, value, "must hold a schema")
+        return json_schema(schema, f"{field}.json_schema.schema" if isinstance(named, dict) else f"{field}.schema")
     if kind == "structural_tag":
         return structural_tag({key: part for key, part in value.items() if key != "type"}, field)
     raise _bad(field, value, "its type must be text, json_object or json_schema")

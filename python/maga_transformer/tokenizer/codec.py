@@ -34,6 +34,10 @@ class Codec(Protocol):
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
 
+    def offsets(self, text: str) -> list[tuple[int, int]]:
+        """As Tokenizer.offsets."""
+        ...
+
     def encode_input(self, text: str, pair: str | None, limit: int | None) -> tuple[list[int], int | None]:
         """As Tokenizer.encode_input."""
         ...
@@ -73,6 +77,9 @@ class NativeCodec:
             return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except TypeError:
             raise ValueError(NO_CHARACTER) from None
+
+    def offsets(self, text: str) -> list[tuple[int, int]]:
+        return list(self._tokenizer.encode(text).offsets)
 
     def encode_input(self, text: str, pair: str | None, limit: int | None) -> tuple[list[int], int | None]:
         try:

@@ -125,6 +125,12 @@ class RemoteCodec:
         _check_characters(text)
         return list(self._run(self._code.encode, text, add_special_tokens=add_special_tokens))
 
+    def offsets(self, text: str) -> list[tuple[int, int]]:
+        if not getattr(self._code, "is_fast", False):
+            raise ValueError(f"{self._where} does not tell where in a text its tokens lie")
+        _check_characters(text)
+        return list(self._run(self._code, text, return_offsets_mapping=True)["offset_mapping"])
+
     def encode_input(self, text: str, pair: str | None, limit: int | None) -> tuple[list[int], int | None]:
         _check_characters(text + (pair or ""))
         options: dict[str, Any] = {}

@@ -37,6 +37,7 @@ class Tokenizer:
         self._codec: Codec = NativeCodec(codec) if isinstance(codec, tokenizers.Tokenizer) else codec
         self._special = special
         self._templates = dict(templates or {})
+        self._keys = ("default", "tool_use")  # of the templates without and with tools
         self.vocab_size = vocab_size or self._codec.size
 
     def save(self, folder: Path) -> None:
@@ -87,6 +88,11 @@ class Tokenizer:
         """`add_special_tokens`: bos and eos as the model wants them around a plain text; chat templates write their own."""
         return self._codec.encode(text, add_special_tokens)
 
+    def offsets(self, text: str) -> list[tuple[int, int]]:
+        """For each token of `encode(text)` where it begins and ends, in characters; special tokens that are no text are (0, 0). ValueError where
+        the checkpoint's own code does not tell."""
+        return self._codec.offsets(text)
+
     def opening(self) -> list[int]:
         """What `encode` puts before every text."""
         whole, text = self.encode("a"), self.encode("a", add_special_tokens=False)
@@ -128,14 +134,31 @@ class Tokenizer:
         return [template.source for template in self._templates.values()]
 
     @property
+    def chat_template_place(self) -> str:
+        """Where the template of conversations without tools stands: a file, or a key of one; "": there is none."""
+        template = self._templates.get(self._keys[0])
+        return template.where if template else ""
+
+    @property
+    def template_names(self) -> list[str]:
+        return list(self._templates)
+
+    @property
     def chat_template(self) -> str | None:
         """The source of the template that apply_chat_template uses without tools; None: the model has none."""
-        template = self._templates.get("default")
+        template = self._templates.get(self._keys[0])
         return None if template is None else template.source
 
     def set_chat_template(self, source: str, where: str = "chat template") -> None:
         """Replaces the model's templates. ValueError naming `where` and the line if it does not parse."""
         self._templates = {"default": ChatTemplate(source, where)}
+        self._keys = ("default", "tool_use")
+
+    def choose_chat_templates(self, plain: str, with_tools: str) -> None:
+        """Which of the model's named templates conversations take, without tools and with some (where there is such a one)."""
+        if plain != "default" and plain not in self._templates:
+            raise ValueError(f"there is no such template: the model has {', '.join(self._templates) or 'none'}")
+        self._keys = (plain, with_tools)
 
     def apply_chat_template(
         self,
@@ -144,11 +167,14 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         template: str | None = None,
+        key: str | None = None,
         **variables: Any,
     ) -> str:
         """The prompt of a conversation, to be encoded with add_special_tokens=False. `variables` reach the template as they are.
-        `template`: a source to use instead of the model's. ValueError with the template's own words where it refuses."""
-        name = "tool_use" if tools and "tool_use" in self._templates else "default"
+        `template`: a source to use instead of the model's; `key`: which of its named ones.
+        ValueError with the template's own words where it refuses."""
+        plain, with_tools = self._keys
+        name = key or (with_tools if tools and with_tools in self._templates else plain)
         chosen = self._templates.get(name) if template is None else ChatTemplate(template, "chat_template")
         if chosen is None:
             raise ValueError("the model has no chat template: give one, or send a plain prompt")
