@@ -191,7 +191,7 @@ def test_added_tokens_that_are_not_special_get_no_blanks(tmp_path, skip):
     assert tokenizer.add_tokens([AddedToken(text, special=False) for text in ("<think>", "</think>")]) == 2
     tokenizer.save(str(folder / "tokenizer.json"))
     with LLM(folder, max_seq_len=128, kv_cache_mem_mb=16) as model:
-        options = {"max_new_tokens": 20, "temperature": 0, "skip_special_tokens": skip, "ignore_eos": not skip, "stop_words_list": [[0]]}
+        options = {"max_new_tokens": 20, "temperature": 0, "skip_special_tokens": skip, "stop_words_list": [[0]]}
         assert model.generate("Q", **options).text == "".join(model.stream("Q", **options)) == "<think>ok</think>1"
 
 
