@@ -8,6 +8,7 @@ import torch
 from folders import edit_config, tiny_model
 from maga_transformer import _core
 from maga_transformer.checkpoint import open_checkpoint
+from models_table import check_features
 from runner import Runner
 
 LENGTH = 60
@@ -75,6 +76,7 @@ def test_logits(case: str, backend: str, tmp_path: Path) -> None:
     ids = random_ids(LENGTH)
     expected = expected_logits(model, ids)
     runner = Runner(backends()[backend], open_checkpoint(str(tmp_path)), length=LENGTH, tokens=LENGTH)
+    check_features(runner.program, runner.family)
     whole = runner.logits(ids)
     assert np.abs(expected).max() > 0.5  # random weights of visible size: equality means something
     np.testing.assert_allclose(whole, expected, rtol=0, atol=1e-4)
