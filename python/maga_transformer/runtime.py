@@ -77,7 +77,8 @@ class Runtime:
         step = config.max_num_batched_tokens if description.whole_prompts else 0
         limits = (description.context, step, description.task.max_tokens)
         longest = min(limit for limit in limits if limit)
-        self.embedder = Embedder(tokenizer, description.task, longest, description.embedding_width)
+        why = " (MAX_NUM_BATCHED_TOKENS, as it reads an input in one step)" if longest == step < description.context else ""
+        self.embedder = Embedder(tokenizer, description.task, longest, description.embedding_width, why)
         self.draining = False
         self._breakers: dict[str, int] = {}
         self.on_events: Callable[[Sequence[_core.Event]], None] = lambda events: None

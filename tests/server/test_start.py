@@ -6,8 +6,12 @@ import subprocess
 import sys
 
 import pytest
+from checkpoints import gguf_from_model
+from folders import tiny_model
+from maga_transformer import LLM
 from maga_transformer.config import Config, ConfigError
 from maga_transformer.server import serve
+from maga_transformer.tokenizer.bytelevel import LETTER_OF
 
 from .conftest import demo_model
 
@@ -50,6 +54,41 @@ def test_mistakes(environment, words):
     assert "Traceback" not in result.stderr
     for word in words:
         assert word in result.stderr
+
+
+def test_a_chat_template_that_does_not_parse(tmp_path):
+    file = tmp_path / "broken.jinja"
+    for template, word in (("{{ messages }}\n{% if %}", "line 2"), ("{{ messages | shuffle }}", "No filter named 'shuffle'")):
+        file.write_text(template)
+        result = start(CHECKPOINT_PATH=str(demo_model()), CHAT_TEMPLATE=str(file), START_PORT="0")
+        assert result.returncode == 2 and "Traceback" not in result.stderr
+        assert str(file) in result.stderr and word in result.stderr
+
+
+def test_ggufs_that_lack_something(tmp_path):
+    """One line that names the file and what it lacks, before the port opens."""
+    tokens = [*LETTER_OF.values(), "<s>", "</s>"]
+    vocabulary = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [1] * 256 + [3] * 2,
+        "tokenizer.ggml.merges": ["a b"],
+        "tokenizer.ggml.eos_token_id": 257,
+    }
+    tokens[0] = "ab"  # what the merge makes
+    model = tiny_model("llama", tmp_path / "folder", vocab_size=258)
+    whole = gguf_from_model(model, tmp_path / "whole.gguf", **vocabulary).read_bytes()
+    (tmp_path / "cut.gguf").write_bytes(whole[:-33])  # up to 31 bytes at the end are padding
+    without = {key: value for key, value in vocabulary.items() if key != "tokenizer.ggml.merges"}
+    gguf_from_model(model, tmp_path / "merges.gguf", **without)
+    gguf_from_model(model, tmp_path / "pre.gguf", **{**vocabulary, "tokenizer.ggml.pre": "martian"})
+    for name, word in (("cut", "ends at byte"), ("merges", "tokenizer.ggml.merges is missing"), ("pre", "'martian' is not")):
+        result = start(CHECKPOINT_PATH=str(tmp_path / f"{name}.gguf"), START_PORT="0")
+        assert result.returncode == 2 and "Traceback" not in result.stderr
+        assert f"{name}.gguf" in result.stderr and word in result.stderr
+    with LLM(tmp_path / "whole.gguf", kv_cache_mem_mb=16) as llm:
+        assert llm.generate("ab", max_new_tokens=2, ignore_eos=True).usage.output_tokens == 2
 
 
 def test_a_taken_port_is_named():
