@@ -13,7 +13,7 @@ from maga_transformer.request import Beams, Fault, RequestError
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Share = Annotated[Finite, Field(ge=0, le=1)]
 Positive = Annotated[Finite, Field(ge=0, le=1e6)]
-Cutoff = Annotated[Finite, Field(ge=0, lt=10_000)]  # in units of 1e-4
+Cutoff = Annotated[Finite, Field(ge=0, le=9999)]  # in units of 1e-4
 TokenIds = Annotated[list[int], Field(max_length=1 << 16)]
 
 # The stages of sampler_priority, by Aphrodite's numbers.
