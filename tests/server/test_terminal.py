@@ -114,7 +114,15 @@ def test_on_a_terminal_an_answer_can_be_stopped(server):
     """Ctrl-C ends the answer, not the chat; Ctrl-D ends the chat."""
     terminal, other = pty.openpty()
     command = [sys.executable, "-m", "maga_transformer.cli", "chat", server.url, "--temperature", "0", "--max-tokens", "200"]
-    process = subprocess.Popen(command, stdin=other, stdout=other, stderr=other, env={**os.environ, "TERM": "dumb"})
+    process = subprocess.Popen(
+        command,
+        stdin=other,
+        stdout=other,
+        stderr=other,
+        env={**os.environ, "TERM": "dumb"},
+        # Tests that run in the background of a shell inherit that SIGINT is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
     os.close(other)
     seen = ""
 
