@@ -66,11 +66,9 @@ def test_mistakes(arguments, words):
 def test_vllms_other_flags_are_taken_where_they_ask_for_nothing(tmp_path):
     file = tmp_path / "settings.yaml"
     file.write_text("port: 4\nmax-model-len: 77\nlog-level: warning\n")
-    told = maga(
-        "config", "/x", "-tp", "1", "--trust-remote-code", "--no-enable-prefix-caching", "--port", "5", MAGA_CONFIG=str(file)
-    )
+    told = maga("config", "/x", "-tp", "1", "--enforce-eager", "--no-enable-prefix-caching", "--port", "5", MAGA_CONFIG=str(file))
     assert told.returncode == 0, told.stderr
-    assert "--trust-remote-code has no effect here" in told.stderr and "-tp" not in told.stderr
+    assert "--enforce-eager has no effect here" in told.stderr and "-tp" not in told.stderr
     lines = {line.split()[0]: line for line in told.stdout.splitlines()}
     assert re.search(r" False +flag", lines["reuse_cache"]) and re.search(r" 5 +flag port", lines["port"])
     assert str(file) in lines["max_seq_len"] and " WARNING " in lines["log_level"]
