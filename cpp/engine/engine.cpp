@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/threads.h"
 #include "engine/loop.h"
 
 namespace maga {
@@ -85,6 +86,7 @@ struct Engine::State {
 
   // What no step answers for ends the loop: every request gets its end, and the doors are closed.
   void run() {
+    name_thread("maga-engine");
     try {
       while (turn()) continue;
     } catch (const std::exception& error) {

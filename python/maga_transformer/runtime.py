@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
+
 Sink = Callable[["_core.Event"], None]
 _MOST_BREAKERS = 1024  # texts whose tokens are remembered
 
@@ -33,6 +35,7 @@ class Description:
 
     names: list[str]
     family: str
+    stored: str  # the types of its weights as they are stored, with their shares
     device: str
     context: int  # tokens of prompt and output together
     kv_dtype: str
@@ -77,7 +80,7 @@ class Runtime:
         self.embedder = Embedder(tokenizer, description.task, longest, description.embedding_width)
         self.draining = False
         self._breakers: dict[str, int] = {}
-        self.on_event: Callable[[_core.Event], None] = lambda event: None
+        self.on_events: Callable[[Sequence[_core.Event]], None] = lambda events: None
         self.grammars = Compiler(tokenizer, token_bytes)
         self._masks = MaskWorker(engine.masks(), token_bytes)
         self._jobs: dict[int, _Running] = {}  # by request
@@ -232,7 +235,8 @@ class Runtime:
         return request
 
     def _params(self, sampling: Sampling) -> _core.SamplingParams:
-        own_stops = self.config.force_stop_words_str or self.config.force_stop_words_list
+        config = self.config
+        own_stops = config.force_stop_words or config.force_stop_words_str or config.force_stop_words_list
         eos = [] if sampling.ignore_eos or own_stops else self.tokenizer.eos_ids if sampling.eos_ids is None else sampling.eos_ids
         rare = dict(sampling.rare)
         if sampling.beams:
@@ -278,18 +282,27 @@ class Runtime:
         self._masks.close()
 
     def dispatch(self) -> None:
-        for event in self.engine.poll():
-            with self._lock:
+        """Hands all events since the last call, mostly those of one step, to their sinks."""
+        news: list[tuple[Sink, _core.Event]] = []
+        events = self.engine.poll()
+        with self._lock:  # whoever submitted one of these has noted its sink by now
+            for event in events:
                 entry = self._jobs.get(event.request)
                 if entry is None:
                     continue
+                news.append((entry.sink, event))
                 if event.finish:
                     entry.sequences -= 1
                     if entry.sequences == 0:
                         del self._jobs[event.request]
                         self._masks.forget(entry.grammar)
-            for hear in (entry.sink, self.on_event):
-                try:
-                    hear(event)
-                except Exception:  # the events behind this one have their hearers too
-                    log.exception("an event of request %d was not taken", event.request)
+        for sink, event in news:
+            _tell(sink, event)
+        _tell(self.on_events, [event for _, event in news])
+
+
+def _tell(hearer: Callable[[_T], None], news: _T) -> None:
+    try:
+        hearer(news)
+    except Exception:  # the events behind this one have their hearers too
+        log.exception("events were not taken")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import re
 from collections.abc import AsyncIterator
@@ -18,7 +19,6 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from maga_transformer import __version__
-from maga_transformer.chat.dialect import find_dialect
 from maga_transformer.models.task import GENERATE
 from maga_transformer.request import Fault, RequestError
 from maga_transformer.runtime import Runtime
@@ -26,9 +26,10 @@ from maga_transformer.server.auth import Keys
 from maga_transformer.server.errors import as_request_error, error_response
 from maga_transformer.server.log import RequestRecord, current, log_request
 from maga_transformer.server.metrics import Metrics
+from maga_transformer.server.openapi import document_text
 from maga_transformer.server.routes import routes
 from maga_transformer.server.state import State
-from maga_transformer.server.streaming import ClientGone
+from maga_transformer.server.streaming import SEND_BODY, ClientGone
 from maga_transformer.server.tracing import Tracer
 from maga_transformer.server.watchdog import Watchdog
 
@@ -42,10 +43,12 @@ def create_app(runtime: Runtime) -> FastAPI:
     watchdog = Watchdog(runtime)
     metrics = Metrics(runtime, watchdog)
     tracer = Tracer(config, runtime.description.names[0]) if config.otlp_traces_endpoint else None
-    runtime.on_event = metrics.event
-    dialect = find_dialect(runtime.tokenizer.chat_templates, config.tool_call_parser, config.reasoning_parser)
+    runtime.on_events = metrics.events
+    dialect = config.dialect(runtime.tokenizer.chat_templates)
     keys = Keys(config.api_key, config.admin_api_key)
-    state = State(runtime, ThreadPoolExecutor(2, "tokenise"), metrics, watchdog, dialect, keys)
+    table = routes(generates=runtime.description.task.kind == GENERATE)
+    described = functools.cache(lambda: document_text(table, keys=bool(config.api_key or config.admin_api_key)))
+    state = State(runtime, ThreadPoolExecutor(2, "tokenise"), metrics, watchdog, dialect, keys, described)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -62,7 +65,7 @@ def create_app(runtime: Runtime) -> FastAPI:
 
     app = FastAPI(title="maga_transformer", version=__version__, lifespan=lifespan, openapi_url=None)
     app.state.maga = state
-    for route in routes(generates=runtime.description.task.kind == GENERATE):
+    for route in table:
         app.add_api_route(route.path, route.endpoint, methods=list(route.methods))
     app.add_exception_handler(HTTPException, _http_error)
     app.add_middleware(_Door, state=state, tracer=tracer)
@@ -99,6 +102,7 @@ class _Door:
         request_id = _request_id(scope)
         record = RequestRecord(request_id.decode(), scope["method"], scope["path"])
         token = current.set(record)
+        scope[SEND_BODY] = send
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

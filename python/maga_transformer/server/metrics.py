@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,7 @@ _REASONS = {"stop": "stop", "length": "length", "cancelled": "abort", "timeout":
 
 
 class Metrics:
-    """One per server. `event` takes every event of every sequence, whoever asked for it and however it ends."""
+    """One per server. `events` takes every event of every sequence, whoever asked for it and however it ends."""
 
     def __init__(self, runtime: Runtime, watchdog: Watchdog) -> None:
         # A _created series beside each counter says nothing that process_start_time does not.
@@ -61,12 +61,15 @@ class Metrics:
         self._prompt = self._histogram("request_prompt_tokens", "Tokens of the prompt", _TOKENS)
         self._output = self._histogram("request_generation_tokens", "Tokens of the output", _TOKENS)
 
-    def event(self, event: Event) -> None:
-        if event.tokens:
-            self._gaps.token((event.request, event.sequence), time.monotonic())
-        if event.finish:
-            self._gaps.forget((event.request, event.sequence))
-            self._finished(event)
+    def events(self, events: Sequence[Event]) -> None:
+        now = time.monotonic()
+        for event in events:
+            output = (event.request, event.sequence)
+            if event.tokens:
+                self._gaps.token(output, now)
+            if event.finish:
+                self._gaps.forget(output)
+                self._finished(event)
 
     def _finished(self, event: Event) -> None:
         self._success.labels(self._model, _REASONS[event.finish]).inc()

@@ -15,6 +15,8 @@ from maga_transformer.server.logprobs import CompletionLogprobs, chat_logprobs, 
 from maga_transformer.server.reading import Reading
 from maga_transformer.server.state import State
 
+Chunk = str | Mapping[str, Any]  # of a choice; a str is text and nothing else, which `Shape.text` puts into its place
+
 
 class Shape(ABC):
     """What differs between chat and completions. One answer; its choices are told apart by their index."""
@@ -40,8 +42,12 @@ class Shape(ABC):
         """A choice's first chunk, before any text."""
 
     @abstractmethod
-    def chunks(self, index: int, delta: Delta) -> list[dict[str, Any]]:
+    def chunks(self, index: int, delta: Delta) -> list[Chunk]:
         """What a delta adds to a choice."""
+
+    @abstractmethod
+    def text(self, text: str) -> dict[str, Any]:
+        """A chunk of text."""
 
     @abstractmethod
     def empty(self) -> dict[str, Any]:
@@ -74,7 +80,12 @@ class ChatShape(Shape):
     ) -> None:
         super().__init__(state, model, ids_as_tokens=ids_as_tokens)
         self._reading = Reading(prompt)
+        self.debug_info: Mapping[str, Any] | None = None  # told once
         self._reasoning_keys = state.reasoning_keys if include_reasoning else ()
+
+    def envelope(self, name: str, choices: list[Any]) -> dict[str, Any]:
+        told, self.debug_info = self.debug_info, None
+        return super().envelope(name, choices) | ({"debug_info": told} if told else {})
 
     @property
     def reasoning_tokens(self) -> int:  # type: ignore[override]
@@ -86,9 +97,12 @@ class ChatShape(Shape):
     def empty(self) -> dict[str, Any]:
         return {"delta": {}}
 
-    def chunks(self, index: int, delta: Delta) -> list[dict[str, Any]]:
-        news = [{"delta": self._delta(piece)} for piece in self._reading.take(index, delta)]
-        return [chunk for chunk in news if chunk["delta"]]
+    def text(self, text: str) -> dict[str, Any]:
+        return {"delta": {"content": text}}
+
+    def chunks(self, index: int, delta: Delta) -> list[Chunk]:
+        news = [piece.text if isinstance(piece, Text) else self._delta(piece) for piece in self._reading.take(index, delta)]
+        return [chunk if isinstance(chunk, str) else {"delta": chunk} for chunk in news if chunk]
 
     def choice(self, index: int, text: str) -> dict[str, Any]:
         read = self._reading.whole(index)
@@ -110,8 +124,6 @@ class ChatShape(Shape):
         return "tool_calls" if reason == "stop" and self._reading.whole(index).calls else reason
 
     def _delta(self, piece: Piece) -> Mapping[str, Any]:
-        if isinstance(piece, Text):
-            return {"content": piece.text}
         if isinstance(piece, Reasoning):
             return dict.fromkeys(self._reasoning_keys, piece.text)
         if isinstance(piece, CallBegin):
@@ -138,8 +150,11 @@ class CompletionShape(Shape):
     def empty(self) -> dict[str, Any]:
         return {"text": ""}
 
-    def chunks(self, index: int, delta: Delta) -> list[dict[str, Any]]:
-        return [{"text": delta.text}] if delta.text else []
+    def text(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+    def chunks(self, index: int, delta: Delta) -> list[Chunk]:
+        return [delta.text] if delta.text else []
 
     def choice(self, index: int, text: str) -> dict[str, Any]:
         return {"index": index, "text": self._echoed(index) + text}
