@@ -188,14 +188,16 @@ def test_nothing_left_to_choose_is_an_error_of_that_sequence():
 
 @pytest.mark.parametrize(
     "fault",
-    [
-        *("throw", "throw:forward", "throw:forward:0", "throw:forward:x", "throw:forward:1:-1", "nan:allocate:1", "slow:loop:1"),
-        *(":::", "clock:admit:1"),  # without a clock that jumps
-    ],
+    ["throw", "throw:forward", "throw:forward:0", "throw:forward:x", "throw:forward:1:-1", "nan:allocate:1", "slow:loop:1", ":::"],
 )
 def test_an_unknown_fault_is_refused(fault):
     with pytest.raises(ValueError, match="fault"):
         World().engine(fault=fault)
+
+
+def test_a_clock_that_does_not_jump_is_told():
+    with pytest.raises(ValueError, match=r"needs a clock that jumps: tests/soak/clock\.c"):
+        World().engine(fault="clock:admit:1")
 
 
 def test_the_engine_refuses_a_model_twice():

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from clock import jumping_clock
 from faults import CASES, ELSEWHERE, PHASES, PLACES, Case
-from load import Ask, draw
+from load import Ask, Said, draw
 from maga_transformer.config import Config, ConfigError
 from run import Missed, Soak, all_well, need, same, say, settled, stop
 from server.conftest import ServerProcess
@@ -49,7 +49,7 @@ def faults(run: Soak) -> str:
     )
 
 
-def survived(server: ServerProcess, case: Case, asks: list[Ask], right: list) -> int:  # type: ignore[type-arg]
+def survived(server: ServerProcess, case: Case, asks: list[Ask], right: list[Said]) -> int:
     """Returns how many requests failed. Health and the watchdog are looked at too (6.15)."""
     need(not _children(server), f"{_children(server)} are children of the server: their loss is to be tried")
     seen, end = set[str](), threading.Event()

@@ -45,7 +45,7 @@ def damaged(run: Soak) -> str:
     need(child.returncode == 0 and told, f"status {child.returncode} at file {told and told[-1]}: {child.stderr[-400:]}")
     refused, loaded = told[-1]["refused"], told[-1]["loaded"]
     need(refused + loaded == count and refused and loaded, f"{refused} refused, {loaded} loaded")
-    return f"{count} damaged GGUF, safetensors and .bin files: {refused} refused by name, {loaded} loaded and ran, none over 2 s or 64 MiB"
+    return f"{count} damaged GGUF, safetensors, .bin: {refused} refused by name, {loaded} loaded and ran; none over 2 s or 64 MiB"
 
 
 def urls(http: int, canary: Path) -> list[str]:

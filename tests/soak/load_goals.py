@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Awaitable
+from pathlib import Path
 
 import orjson
-from load import Ask, draw, prompt_of
+from load import Ask, Said, draw, prompt_of
 from run import Soak, all_well, go, memory, need, open_files, same, say, settled
 from server.conftest import ServerProcess
+
+_TICKS = 20  # a second
 
 
 def soak(run: Soak, server: ServerProcess) -> str:
@@ -53,19 +57,49 @@ def load_held(run: Soak) -> str:
     sampling = {"max_tokens": 64, "temperature": 0, "ignore_eos": True, "stream": True}
     asks = [Ask({"prompt": prompt_of(random_, 128), **sampling}) for _ in range(256)]
     with run.server(KV_CACHE_MEM_MB="16", MAX_NUM_SEQS="64", MAX_QUEUE="192") as server:
-        started, gaps = time.monotonic(), []
+        started, gaps, withheld = time.monotonic(), list[float](), Withheld(server)
         with run.watched(server):
             for _ in range(run.size(1)):
-                said = say(server, asks, 256)
+                said = go(server.url, lambda client: withheld.beside(client.say_all(asks, 256)))
                 all_well(said)
                 gaps += [b - a for one in said for a, b in zip(one.times, one.times[1:], strict=False)]
         seconds = time.monotonic() - started
     gaps.sort()
-    p99 = gaps[int(0.99 * len(gaps))]
-    need(p99 <= 1, f"99 of 100 gaps are up to {p99:.2f} s")
+    p99, late = gaps[int(0.99 * len(gaps))], withheld.seconds
+    need(p99 <= 1 + late, f"99 of 100 gaps are up to {p99:.2f} s; the machine withheld {late:.2f} s")
     return (
-        f"{run.size(1)} times 64 streams and 192 waiting: no error, {len(gaps) / seconds:.0f} tokens/s, p99 gap {1e3 * p99:.0f} ms"
+        f"{run.size(1)} times 64 streams and 192 waiting: no error, {len(gaps) / seconds:.0f} tokens/s, p99 gap {1e3 * p99:.0f} ms "
+        f"(the machine withheld {1e3 * late:.0f} ms)"
     )
+
+
+class Withheld:
+    """What a machine that others use too takes from a measured time: the longest that a timer here came late, and the longest
+    within a second that the server's main thread was ready and had no core. Nothing of note on a quiet machine."""
+
+    def __init__(self, server: ServerProcess) -> None:
+        self._schedule = Path(f"/proc/{server.process.pid}/schedstat")
+        self._late = 0.0
+        self._waits: list[float] = []  # by tick
+
+    async def beside(self, work: Awaitable[list[Said]]) -> list[Said]:
+        ticking = asyncio.ensure_future(self._tick())
+        try:
+            return await work
+        finally:
+            ticking.cancel()
+
+    @property
+    def seconds(self) -> float:
+        windows = zip(self._waits, self._waits[_TICKS:], strict=False)
+        return self._late + max((later - earlier for earlier, later in windows), default=0.0)
+
+    async def _tick(self) -> None:
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(1 / _TICKS)
+            self._late = max(self._late, time.monotonic() - before - 1 / _TICKS)
+            self._waits.append(int(self._schedule.read_text().split()[1]) / 1e9)
 
 
 def overload(run: Soak) -> str:
@@ -83,10 +117,11 @@ def overload(run: Soak) -> str:
         with run.watched(server):
             usual = go(server.url, lambda client: client.say_at(asks(capacity), capacity))
             settled(server, deadline)
-            said = go(server.url, lambda client: client.say_at(asks(10 * capacity), 10 * capacity))
+            withheld = Withheld(server)
+            said = go(server.url, lambda client: withheld.beside(client.say_at(asks(10 * capacity), 10 * capacity)))
         settled(server, 5)
 
-    def in_time(given: list) -> int:  # type: ignore[type-arg]
+    def in_time(given: list[Said]) -> int:
         return sum(one.well and one.seconds <= deadline for one in given)
 
     taken, refused = [one for one in said if one.status == 200], [one for one in said if one.status == 429]
@@ -94,11 +129,11 @@ def overload(run: Soak) -> str:
     all_well(taken)
     need(in_time(said) >= 0.9 * in_time(usual), f"{in_time(said)} answers in time, {in_time(usual)} under usual load")
     need(refused and all(int(one.retry_after) >= 1 for one in refused), "a refusal without Retry-After")
-    p99 = sorted(one.seconds for one in refused)[int(0.99 * len(refused))]
-    need(p99 <= 0.1, f"99 of 100 refusals take up to {1e3 * p99:.0f} ms")
+    p99, late = sorted(one.seconds for one in refused)[int(0.99 * len(refused))], withheld.seconds
+    need(p99 <= 0.1 + late, f"99 of 100 refusals take up to {1e3 * p99:.0f} ms; the machine withheld {1e3 * late:.0f} ms")
     return (
         f"{in_time(usual)} of {len(usual)} answered in time at capacity, {in_time(said)} of {len(said)} at ten times that; "
-        f"{len(refused)} refused with Retry-After, p99 {1e3 * p99:.0f} ms; idle within 5 s"
+        f"{len(refused)} refused with Retry-After, p99 {1e3 * p99:.0f} ms (the machine withheld {1e3 * late:.0f} ms); idle after 5 s"
     )
 
 
@@ -130,7 +165,7 @@ def cancel(run: Soak) -> str:
         async def leave(state: str) -> None:
             fields, (pieces, (least, most)), share = STATES[state]
             fields = {"max_tokens": 100, "ignore_eos": True, "stream": True, **fields}
-            length = 180 if fields.pop("long", False) else 30  # two tokens more need another page
+            length = 180 if fields.pop("long", False) else 62  # three tokens more need another page
             fields.setdefault("prompt", prompt_of(random_, length))
             body = orjson.dumps(fields)
             head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
@@ -155,7 +190,7 @@ def cancel(run: Soak) -> str:
                 for state in waiting:
                     await leave(state)
 
-            await asyncio.gather(*(lane() for _ in range(60)))
+            await asyncio.gather(*(lane() for _ in range(100)))
 
         asyncio.run(all_of_them())
         started = time.monotonic()

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import ssl
+import time
 from types import FrameType
 
 import uvicorn
@@ -26,6 +27,7 @@ from maga_transformer.startup import load_runtime
 log = logging.getLogger(__name__)
 
 _BACKLOG = 2048
+_LOOK = 0.02  # seconds between looks at what is left to drain
 
 
 def serve(config: Config) -> None:
@@ -180,8 +182,13 @@ class _DrainingServer(uvicorn.Server):
         runtime, seconds = self._runtime, self._runtime.config.drain_timeout
         log.warning("shutting down: %d requests run, they have %.0f s to finish", runtime.in_flight, seconds)
         try:
-            done = await asyncio.get_running_loop().run_in_executor(None, runtime.engine.drain, seconds)
-            if not done:
+            runtime.engine.drain(
+                0
+            )  # takes no more; waiting is left to this loop, as a thread that waits would hold up a forced exit
+            end = time.monotonic() + seconds
+            while runtime.in_flight and time.monotonic() < end:
+                await asyncio.sleep(_LOOK)
+            if runtime.in_flight:
                 log.warning("%d requests did not finish in time and are cancelled", runtime.in_flight)
                 runtime.cancel_all()
         finally:
