@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import signal
@@ -42,7 +43,7 @@ def serve(config: Config) -> None:
         uvicorn.Config(
             create_app(runtime),
             loop="uvloop",
-            http=BoundedHead,
+            http=functools.partial(BoundedHead, head_seconds=config.read_timeout),  # type: ignore[arg-type]
             ws="none",
             lifespan="on",
             log_config=None,
