@@ -56,12 +56,13 @@ class Target:
         host, port = self.server.url.removeprefix("http://").split(":")
         return host, int(port)
 
-    def ask(self, path, body=None, *, method="POST", headers=None):
+    def ask(self, path, body=None, *, method="POST", headers=None, key=None):
         """`body`: bytes as they are, anything else as JSON. On a connection of its own."""
         content = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         connection = http.client.HTTPConnection(*self.address, timeout=120)
         with contextlib.closing(connection):
-            own = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+            key = self.key if key is None else key
+            own = {"Authorization": f"Bearer {key}"} if key else {}
             connection.request(method, path, content, {**own, "Connection": "close", **(headers or {})})
             answer = connection.getresponse()
             said = Answer(answer.status, answer.headers, answer.read())
