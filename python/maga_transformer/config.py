@@ -264,6 +264,12 @@ class Config(BaseModel):
     allowed_origins: Annotated[list[str], BeforeValidator(_comma_list)] = _setting(
         [], "origins whose pages may ask this server, comma separated, * for all; empty: none"
     )
+    read_timeout: float = _setting(
+        15.0,
+        "seconds in which a request's head must have come, and that its body may be silent or behind 16 KiB/s",
+        gt=0,
+        allow_inf_nan=False,
+    )
     root_path: str = _setting("", "path under which a proxy shows this server")
     max_body_mb: int = _setting(32, "largest request body in MiB", ge=1, le=4096)
     ssl_certfile: str = _setting("", "PEM file of the certificate (and those above it) for HTTPS; empty: HTTP")

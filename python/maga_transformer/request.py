@@ -47,6 +47,15 @@ class RequestError(Exception):
         self.field = field
 
 
+def long_prompt(context: int, tokens: int) -> RequestError:
+    return RequestError(
+        Fault.long_prompt,
+        f"This model's maximum context length is {context} tokens, and one of them must be left for the "
+        f"answer, but the prompt has {tokens} tokens",
+        "prompt",
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Beams:
     """Beam search instead of drawing: `BeamParams` of cpp/engine/request.h."""

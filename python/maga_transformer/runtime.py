@@ -15,7 +15,7 @@ from maga_transformer import _core
 from maga_transformer.config import Config
 from maga_transformer.embedding import Embedder, Input
 from maga_transformer.models.task import GENERATE, Task
-from maga_transformer.request import Fault, Job, RequestError, Sampling, quote
+from maga_transformer.request import Fault, Job, RequestError, Sampling, long_prompt, quote
 from maga_transformer.structured import Compiler, MaskWorker
 
 if TYPE_CHECKING:
@@ -107,12 +107,7 @@ class Runtime:
             )
         room = context - len(ids)
         if room < 1:
-            raise RequestError(
-                Fault.long_prompt,
-                f"This model's maximum context length is {context} tokens, and one of them must be left for the "
-                f"answer, but the prompt has {len(ids)} tokens",
-                "prompt",
-            )
+            raise long_prompt(context, len(ids))
         given, config = job.sampling, self.config
         if job.grammar is not None and given.beams is not None:
             raise RequestError(Fault.unsupported, "a beam search cannot follow a grammar: leave one of them out")

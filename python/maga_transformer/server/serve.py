@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import logging
 import os
@@ -49,7 +50,7 @@ def serve(config: Config) -> None:
         uvicorn.Config(
             create_app(runtime),
             loop="uvloop",
-            http=BoundedHead,
+            http=functools.partial(BoundedHead, head_seconds=config.read_timeout),  # type: ignore[arg-type]
             ws="none",
             lifespan="on",
             log_config=None,
