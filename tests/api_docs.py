@@ -14,6 +14,7 @@ from maga_transformer.request import Fault
 from maga_transformer.server import anthropic_request, embeddings, kobold_request, raw, schemas
 from maga_transformer.server.auth import ADMIN_PATHS, is_open
 from maga_transformer.server.errors import CODES, RETRY_AFTER_SECONDS
+from maga_transformer.server.responses_request import ITEMS, NEEDS_STORE, ResponsesRequest
 from maga_transformer.server.routes import routes
 from pydantic import BaseModel
 
@@ -25,22 +26,24 @@ Written by `tests/api_docs.py` from the code that serves it. `null` is as good a
 - **honoured**: the value is used; one of another type or range is answered with 400 and a message that names the field.
 - **refused unless neutral**: known, but not there: a value that asks for something is answered with 400 and the field's name.
 - **no effect**: a label for the caller's own use, or a choice between things that are the same here.
+- `max_tokens` and `max_completion_tokens` are cut to what the context leaves; -1 asks for as many as fit.
 - Unknown fields: refused on `POST /`; on the other routes ignored, and named in the header `X-Maga-Ignored` (`MAGA_STRICT=1`:
   refused on OpenAI's). Clients send dozens of fields of other servers.
 """
+RESPONSES = (
+    f"Items of `input`: {', '.join(f'`{kind}`' for kind in ITEMS)}. Tools that are no functions are ignored and named in "
+    "`X-Maga-Ignored`. Nothing is kept between requests: refused where they ask for something, "
+    f"{', '.join(f'`{name}`' for name in NEEDS_STORE)}. Thoughts are items of type `reasoning`, in full (`content`)."
+)
 
 
 def document() -> str:
     parts = [HEAD, _routes(), _errors()]
     aliases = [f"{alias}` for `{name}" for alias, name in generate_config.ALIASES.items()]
     parts += [
-        _fields("POST /v1/chat/completions", schemas.ChatRequest, schemas.UNSUPPORTED, schemas.NO_EFFECT),
-        _fields(
-            "POST /v1/completions",
-            schemas.CompletionRequest,
-            {**schemas.UNSUPPORTED, **dict.fromkeys(sorted(schemas.CHAT_ONLY), ())},
-            schemas.NO_EFFECT,
-        ),
+        _openai("POST /v1/chat/completions", schemas.ChatRequest),
+        _openai("POST /v1/completions", schemas.CompletionRequest),
+        _openai("POST /v1/responses, /v1/responses/input_tokens", ResponsesRequest, RESPONSES),
         _fields("POST /v1/messages", anthropic_request.MessagesRequest, {}, ()),
         _fields(
             "POST /api/v1/generate, /api/extra/generate/stream",
@@ -108,6 +111,10 @@ def _fields(title: str, model: type[BaseModel], refused: Mapping[str, Sequence[A
     if no_effect:
         lines += [f"No effect: {_names(no_effect)}.", ""]
     return "\n".join(lines)
+
+
+def _openai(title: str, model: type[schemas.OpenAIRequest], more: str = "") -> str:
+    return _fields(title, model, model.refused, model.no_effect, more)
 
 
 def _names(names: Any) -> str:

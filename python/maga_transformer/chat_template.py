@@ -19,7 +19,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, where: str) -> None:
         self.source = source
-        self._where = where
+        self.where = where
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
@@ -53,9 +53,9 @@ class ChatTemplate:
         try:
             return self._template.render(messages=[dict(message) for message in messages], **variables)
         except jinja2.TemplateError as error:
-            raise ValueError(f"{self._where}: {error.message or type(error).__name__}") from None
+            raise ValueError(f"{self.where}: {error.message or type(error).__name__}") from None
         except (TypeError, KeyError, IndexError, AttributeError, ValueError, ArithmeticError, RecursionError) as error:
-            raise ValueError(f"{self._where}: the chat template failed on these messages: {error}") from None
+            raise ValueError(f"{self.where}: the chat template failed on these messages: {error}") from None
 
 
 def _joined_parts(message: Message) -> dict[str, Any]:

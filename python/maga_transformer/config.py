@@ -5,14 +5,14 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
-from maga_transformer.chat.dialect import find_dialect
+from maga_transformer.chat.dialect import Dialect, find_dialect
 from maga_transformer.unsupported import INEFFECTIVE, REFUSED
 
 
@@ -129,6 +129,9 @@ class Config(BaseModel):
     tokenizer_path: str = _setting(
         "", "tokenizer folder or file; empty: the checkpoint's own", flags=("--tokenizer-path", "--tokenizer")
     )
+    trust_remote_code: bool = _setting(
+        False, "run code of the checkpoint (by transformers) where its tokenizer is nothing else; no other code of it ever runs"
+    )
     load_format: Literal["auto", "dummy"] = _setting(
         "auto", "auto: the checkpoint's tensors; dummy: random weights of the shapes that config.json gives"
     )
@@ -161,6 +164,9 @@ class Config(BaseModel):
     stop_words_list: JsonIdLists = _setting([], "JSON list of token id lists that end every output")
     force_stop_words_str: JsonStrings = _setting([], "JSON list of strings that replace the model's own stop tokens")
     force_stop_words_list: JsonIdLists = _setting([], "JSON list of token id lists that replace the model's own stop tokens")
+    force_stop_words: bool = _setting(
+        False, "stop_words_str and stop_words_list replace the model's own stop tokens, rather than add to them"
+    )
 
     device: Annotated[str, BeforeValidator(_lower)] = _setting(
         "auto",
@@ -204,15 +210,30 @@ class Config(BaseModel):
     concurrency_limit: int = _setting(
         0, "requests in the engine at once, running or waiting; more are refused; 0: max_queue alone decides", ge=0
     )
-    reuse_cache: bool = _setting(True, "reuse the K/V pages of common prefixes", flags=("--reuse-cache", "--enable-prefix-caching"))
+    reuse_cache: bool = _setting(
+        True,
+        "reuse the K/V pages of common prefixes",
+        env=("REUSE_CACHE", "USE_BLOCK_CACHE"),
+        flags=("--reuse-cache", "--enable-prefix-caching"),
+    )
 
-    chat_template: str = _setting("", "file of a chat template (Jinja), or the template itself; empty: the model's own")
+    chat_template: str = _setting(
+        "", "file of a chat template (Jinja), or the template itself; empty: the model's own", group="Chats"
+    )
+    default_chat_template_key: str = _setting("default", "which of the model's named templates conversations without tools take")
+    default_tool_use_template_key: str = _setting("tool_use", "which one, if it is there, conversations with tools take")
     tool_call_parser: str = _setting(
-        "auto", "how the model writes tool calls; auto: as its chat template says, none: not looked for", group="Chats"
+        "auto", "how the model writes tool calls; auto: as its chat template says, none: not looked for"
     )
     reasoning_parser: str = _setting(
         "auto", "how the model writes its thoughts; auto: as its chat template says, none: left in the text"
     )
+    think_mode: bool = _setting(
+        False,
+        "look for thoughts between think_start_tag and think_end_tag where the chat template does not say how they are marked",
+    )
+    think_start_tag: str = _setting("", "mark before a thought, instead of the one that the chat template says; empty: that one")
+    think_end_tag: str = _setting("", "mark behind a thought; empty: the one that the chat template says")
     reasoning_field: Literal["both", "reasoning_content", "reasoning", "none"] = _setting(
         "both", "names under which chat answers give the thoughts"
     )
@@ -223,7 +244,7 @@ class Config(BaseModel):
     )
 
     host: str = _setting("0.0.0.0", "address to listen on", env=("MAGA_HOST",), group="The server")
-    port: int = _setting(8088, "port to listen on; 0: any free one", env=("START_PORT",), ge=0, le=65535)
+    port: int = _setting(8088, "port to listen on; 0: any free one", env=("START_PORT", "PORT"), ge=0, le=65535)
     timeout_keep_alive: int = _setting(
         75, "seconds an idle connection is kept; more than a proxy's, or it reuses closed ones", ge=1
     )
@@ -274,10 +295,21 @@ class Config(BaseModel):
     @model_validator(mode="after")
     def _validate_together(self) -> Config:
         self._check_budget()
-        find_dialect([], self.tool_call_parser, self.reasoning_parser)
+        self.dialect([])
         if self.ssl_keyfile and not self.ssl_certfile:
             raise ValueError(f"ssl_keyfile={self.ssl_keyfile} without ssl_certfile: HTTPS needs both")
         return self
+
+    def dialect(self, templates: Sequence[str]) -> Dialect:
+        """Of a model with these chat templates. ValueError naming the setting that cannot be."""
+        tags = (self.think_start_tag, self.think_end_tag)
+        if bool(tags[0]) != bool(tags[1]):
+            raise ValueError(
+                f"think_start_tag={tags[0]!r} and think_end_tag={tags[1]!r}: a thought needs both marks, or neither is set"
+            )
+        return find_dialect(
+            templates, self.tool_call_parser, self.reasoning_parser, tags if tags[0] else None, think=self.think_mode
+        )
 
     def _check_budget(self) -> None:
         if self.max_num_batched_tokens and self.max_num_batched_tokens < self.max_num_seqs:
@@ -347,6 +379,11 @@ def environment_names(name: str, field: FieldInfo) -> list[str]:
 
 def flag_names(name: str, field: FieldInfo) -> list[str]:
     return _extra(field)["flags"] or ["--" + name.replace("_", "-")]
+
+
+def repeatable(field: FieldInfo) -> bool:
+    """Whether it is a comma separated list, whose flag may also be given several times."""
+    return any(isinstance(part, BeforeValidator) and part.func is _comma_list for part in field.metadata)
 
 
 def groups() -> dict[str, dict[str, FieldInfo]]:

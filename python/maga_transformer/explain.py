@@ -64,7 +64,7 @@ def explain(
 
     parameters = sum(int(np.prod(shape)) for _, _, shape in program.weights)
     stored = sum(stored_bytes(checkpoint, sources) for _, sources, _ in program.weights)
-    formats = _formats(program, checkpoint)
+    formats = stored_formats(program, checkpoint)
     console.print(f"[bold]{checkpoint.path}[/bold]")
     console.print(f"{family.model_type}, {parameters / 1e6:,.1f} M parameters in {_size(stored)} ({formats})")
     console.print(
@@ -178,7 +178,7 @@ def _total(rows: list[Row]) -> Row:
     return Row("", "", "", *total)
 
 
-def _formats(program: _core.Program, checkpoint: Checkpoint) -> str:
+def stored_formats(program: _core.Program, checkpoint: Checkpoint) -> str:
     """The formats of the weights, most bytes first."""
     stored: dict[str, int] = {}
     for _, sources, _ in program.weights:

@@ -249,6 +249,11 @@ class GenerateConfig(samplers.SamplerFields):
         return samplers.beams(self.num_beams, self.length_penalty, self.early_stopping, own, samplers.DRAWING)
 
     @property
+    def given(self) -> frozenset[str]:
+        """The fields that the request itself has."""
+        return self._given
+
+    @property
     def sequences(self) -> int:
         """Outputs of a prompt: every beam is one."""
         return self.num_beams if self.num_beams > 1 else max(1, self.num_return_sequences)

@@ -79,10 +79,19 @@ class SequenceText:
         self.stop = stops[event.stop_string]
         before = len(self._decode(self.tokens[: len(self.tokens) - max(1, len(event.tokens))]).rstrip("\ufffd"))
         found = [(at, stop) for stop in stops if (at := text.find(stop, max(0, before - len(stop) + 1))) >= 0]
-        if not found:  # made of special tokens that the text leaves out
-            return text
+        if not found:
+            return self._cut_special(self.stop)
         at, self.stop = min(found, key=lambda match: match[0])
         return text[: at + len(self.stop)] if self._sampling.keep_stop else text[:at]
+
+    def _cut_special(self, stop: str) -> str:
+        """Of a stop string that is made of special tokens, at least in part, which the text leaves out."""
+        spelt = self._tokenizer.decode(self.tokens, False)
+        at, before = spelt.rfind(stop), len(self.tokens)
+        while before and len(self._tokenizer.decode(self.tokens[:before], False)) > at:
+            before -= 1
+        rest = spelt[len(self._tokenizer.decode(self.tokens[:before], False)) : at]
+        return self._decode(self.tokens[:before]) + rest + (stop if self._sampling.keep_stop else "")
 
     def _held_tokens(self) -> int:
         """How many of the last tokens are the beginning of a stop word."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -20,6 +21,10 @@ from maga_transformer.structured import Compiler, MaskWorker
 if TYPE_CHECKING:
     from maga_transformer.tokenizer import Tokenizer
 
+log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
 Sink = Callable[["_core.Event"], None]
 _MOST_BREAKERS = 1024  # texts whose tokens are remembered
 
@@ -30,6 +35,7 @@ class Description:
 
     names: list[str]
     family: str
+    stored: str  # the types of its weights as they are stored, with their shares
     device: str
     context: int  # tokens of prompt and output together
     kv_dtype: str
@@ -222,11 +228,15 @@ class Runtime:
             except ValueError as error:
                 self._masks.forget(grammar)
                 raise RequestError(Fault.parameter, str(error)) from None
+            except _core.MagaError as error:  # the loop has ended
+                self._masks.forget(grammar)
+                raise RequestError(Fault.execution, str(error)) from None
             self._jobs[request] = _Running(sink, job.sequences, grammar)
         return request
 
     def _params(self, sampling: Sampling) -> _core.SamplingParams:
-        own_stops = self.config.force_stop_words_str or self.config.force_stop_words_list
+        config = self.config
+        own_stops = config.force_stop_words or config.force_stop_words_str or config.force_stop_words_list
         eos = [] if sampling.ignore_eos or own_stops else self.tokenizer.eos_ids if sampling.eos_ids is None else sampling.eos_ids
         rare = dict(sampling.rare)
         if sampling.beams:
@@ -267,6 +277,10 @@ class Runtime:
         for request in list(self._jobs):
             self.engine.cancel(request)
 
+    def close(self) -> None:
+        """Ends the thread of the grammars; nothing may be submitted any more."""
+        self._masks.close()
+
     def dispatch(self) -> None:
         """Hands all events since the last call, mostly those of one step, to their sinks."""
         news: list[tuple[Sink, _core.Event]] = []
@@ -283,5 +297,12 @@ class Runtime:
                         del self._jobs[event.request]
                         self._masks.forget(entry.grammar)
         for sink, event in news:
-            sink(event)
-        self.on_events([event for _, event in news])
+            _tell(sink, event)
+        _tell(self.on_events, [event for _, event in news])
+
+
+def _tell(hearer: Callable[[_T], None], news: _T) -> None:
+    try:
+        hearer(news)
+    except Exception:  # the events behind this one have their hearers too
+        log.exception("events were not taken")

@@ -16,6 +16,7 @@ from maga_transformer.adapters.ptuning import Tuned, find_ptuning, open_ptuning
 from maga_transformer.checkpoint.files import read_json_object
 from maga_transformer.config import Config, ConfigError
 from maga_transformer.device import Device, compute_dtype, cuda_backend, find_device
+from maga_transformer.explain import stored_formats
 from maga_transformer.generate_config import GenerateConfig
 from maga_transformer.measure import memory_bandwidth
 from maga_transformer.memory import available_bytes
@@ -47,12 +48,17 @@ def load_runtime(config: Config) -> Runtime:
     if config.sparse_config_file:
         source.config.update(read_sparse_config(config.sparse_config_file))
     program, family = models.build_program(source, config.model_type or None, config.task)
+    stored = stored_formats(program, family.checkpoint)
     tuned = read_ptuning(config, program, family)
     prefix = tuned.tokens if tuned else 0
     backend, own_kv_dtype = make_backend(config, device, source.dtype(family.embedding))
-    words = tokenizer.load_tokenizer(config.tokenizer_path or None, source)
+    words = tokenizer.load_tokenizer(config.tokenizer_path or None, source, trust_remote_code=config.trust_remote_code)
     if config.chat_template:
         words.set_chat_template(*read_chat_template(config.chat_template))
+    try:
+        words.choose_chat_templates(config.default_chat_template_key, config.default_tool_use_template_key)
+    except ValueError as error:
+        raise ConfigError(f"DEFAULT_CHAT_TEMPLATE_KEY={config.default_chat_template_key}: {error}") from None
     adaptive = config.kv_cache_dtype == "adaptive"
     kv_dtypes = [{"auto": own_kv_dtype, "adaptive": "int8"}.get(config.kv_cache_dtype, config.kv_cache_dtype)]
     kv_dtypes *= len(program.cache_layers)
@@ -141,6 +147,7 @@ def load_runtime(config: Config) -> Runtime:
     description = Description(
         names=config.served_model_name or [model_name(config.checkpoint_path)],
         family=program.family,
+        stored=stored,
         device=backend.describe(),
         context=longest - prefix,
         kv_dtype=kv_shown,

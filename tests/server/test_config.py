@@ -23,13 +23,22 @@ def test_environment_spellings_of_rtp_llm():
             "STOP_WORDS_STR": '["a","b"]',
             "STOP_WORDS_LIST": "[[1,2]]",
             "FT_SERVER_TEST": "1",
-            "REUSE_CACHE": "0",
+            "USE_BLOCK_CACHE": "0",
+            "FORCE_STOP_WORDS": "1",
+            "THINK_MODE": "1",
+            "THINK_START_TAG": "<t>",
+            "THINK_END_TAG": "</t>",
+            "DEFAULT_CHAT_TEMPLATE_KEY": "plain",
+            "DEFAULT_TOOL_USE_TEMPLATE_KEY": "tools",
             "KV_CACHE_MEM_MB": "-1",
             "PY_LOG_LEVEL": "INFO",
             "CONCURRENCY_LIMIT": "32",
         }
     )
     assert config.stop_words_str == ["a", "b"] and config.stop_words_list == [[1, 2]]
+    assert config.force_stop_words and config.think_mode and (config.think_start_tag, config.think_end_tag) == ("<t>", "</t>")
+    assert (config.default_chat_template_key, config.default_tool_use_template_key) == ("plain", "tools")
+    assert Config.load(environ={"PORT": "81"}).port == 81
     assert config.ft_server_test and not config.reuse_cache and config.log_level == "INFO" and config.concurrency_limit == 32
 
 
@@ -53,6 +62,8 @@ def test_an_empty_variable_is_unset():
         ({"LOG_LEVEL": "INFO", "PY_LOG_LEVEL": "DEBUG"}, ["LOG_LEVEL=INFO", "PY_LOG_LEVEL=DEBUG"]),
         ({"MAGA_FALT": "x"}, ["MAGA_FALT", "MAGA_FAULT"]),
         ({"TP_SIZE": "2"}, ["TP_SIZE=2", "valid: 1"]),
+        ({"START_PORT": "1", "PORT": "2"}, ["START_PORT=1", "PORT=2", "keep one"]),
+        ({"THINK_START_TAG": "<t>"}, ["think_start_tag='<t>'", "needs both marks"]),
         ({"LORA_INFO": '{"a": "/x"}'}, ["LORA_INFO", "not supported yet"]),
         ({"INT8_KV_CACHE": "1", "FP8_KV_CACHE": "1"}, ["INT8_KV_CACHE=int8 and FP8_KV_CACHE=1", "keep one"]),
         ({"INT8_KV_CACHE": "8"}, ["INT8_KV_CACHE=8: a switch"]),
@@ -81,6 +92,16 @@ def test_every_unsupported_variable_is_refused_by_name_and_takes_its_neutral_val
 def test_variables_without_effect_are_listed():
     Config.load(environ=dict.fromkeys(INEFFECTIVE, "1"))
     assert ineffective_settings({"RESERVER_RUNTIME_MEM_MB": "1024", "HOME": "/"}) == ["RESERVER_RUNTIME_MEM_MB"]
+
+
+def test_thoughts_between_marks_of_the_operators_own():
+    """As RTP-LLM's THINK_MODE, THINK_START_TAG and THINK_END_TAG say; the latter come with line ends, spelt out or not."""
+    thought = Config.load(environ={"THINK_MODE": "1"}).dialect(["a template"]).reasoning
+    assert thought is not None and (thought.open, thought.close) == ("<think>", "</think>")
+    assert Config.load(environ={}).dialect(["a template"]).reasoning is None
+    for end in ("</t>\n\n", "</t>\\n\\n"):
+        dialect = Config.load(environ={"THINK_START_TAG": "<t>", "THINK_END_TAG": end}).dialect(["{{ '[THINK][/THINK]' }}"])
+        assert dialect.reasoning is not None and (dialect.reasoning.open, dialect.reasoning.close) == ("<t>", "</t>")
 
 
 def test_no_name_is_both_supported_and_refused():

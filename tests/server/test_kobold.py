@@ -60,6 +60,16 @@ def test_generate(server):
     assert "rep_pen_range" in answer.headers["x-maga-ignored"]
 
 
+def test_an_end_can_be_banned(server):
+    prompt = "<|im_start|>user\nSay hello.<|im_end|>\n<|im_start|>assistant\n"
+    body = {"prompt": prompt, "max_length": 60, "temperature": 0, "use_default_badwordsids": False}
+    (free,) = server.post("/api/v1/generate", body).json()["results"]
+    (endless,) = server.post("/api/v1/generate", {**body, "use_default_badwordsids": True}).json()["results"]
+    assert free["finish_reason"] == "stop" and free["completion_tokens"] < 60
+    assert endless["finish_reason"] == "length" and endless["completion_tokens"] == 60
+    assert endless["text"].startswith(free["text"]) and len(endless["text"]) > len(free["text"])
+
+
 def test_stream(server):
     body = {**SILLY_TAVERN, "prompt": "1 2 3 4 5 6", "rep_pen": 1}
     whole = server.post("/api/v1/generate", body).json()["results"][0]["text"]

@@ -87,6 +87,17 @@ def test_streams(server, incremental):
         assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
 
 
+def test_streams_of_several_sequences_end(server):
+    """RTP-LLM's PR 191: they never did. Those that have ended repeat, and all are finished in the last event."""
+    fields = {"num_return_sequences": 3, "random_seed": 4, "temperature": 1.5, "top_p": 1.0}
+    fields |= {"prompt_batch": ["Hello,", PROMPT], "max_new_tokens": 5}
+    whole = server.post("/", fields).json()["response_batch"]
+    found, ended = events(server, **fields)
+    assert ended and [entry["response"] for entry in found[-1]["response_batch"]] == [entry["response"] for entry in whole]
+    assert [[entry["finished"] for entry in event["response_batch"]] for event in found][-1] == [True, True]
+    assert all(len(entry["aux_info"]) == 3 for event in found for entry in event["response_batch"])
+
+
 def test_a_streamed_batch_carries_all_entries(server):
     found, ended = events(server, prompt_batch=[PROMPT, "1 2 3"], max_new_tokens=5, top_k=1, return_incremental=True)
     assert ended and all(len(event["response_batch"]) == 2 for event in found)
@@ -181,7 +192,7 @@ def test_a_deadline_ends_the_request(server):
 
 
 def test_status_routes(server):
-    for path in ("/health", "/status", "/GraphService/cm2_status", "/SearchService/cm2_status"):
+    for path in ("/health", "/status", "/GraphService/cm2_status", "/SearchService/cm2_status", "/frontend_health", "/ping"):
         assert server.get(path).json() == server.post(path).json() == "ok"
     assert server.post("/health_check").json() == "ok"
     assert server.get("/").json() == {"status": "home"}
@@ -190,12 +201,22 @@ def test_status_routes(server):
         status["alive"] is True
         and status["available_concurrency"] > 0
         and status["total_kv_cache"] >= status["available_kv_cache"] > 0
+        and status["frontend_available_concurrency"] == status["backend_available_concurrency"] == status["available_concurrency"]
+        and status["step_latency_ms"] >= 0
+        and status["machine_info"].startswith("cpu")
     )
 
 
 def test_tokenizer_routes(server):
     encoded = server.post("/tokenizer/encode", {"prompt": "hello world"}).json()
     assert "".join(encoded["tokens"]) == "hello world"
+    assert "offset_mapping" not in encoded
+    placed = server.post("/tokenizer/encode", {"prompt": "hello wörld", "return_offsets_mapping": True}).json()
+    assert placed["offset_mapping"][0] == [0, 5] and placed["offset_mapping"][-1][1] == len("hello wörld")
+    assert len(placed["offset_mapping"]) == len(placed["token_ids"])
+    assert (
+        "return_offsets_mapping" in server.post("/tokenizer/encode", {"prompt": "a", "return_offsets_mapping": 1}).json()["message"]
+    )
     counted = server.post("/tokenize", {"prompt": "hello world"}).json()
     assert counted["tokens"] == encoded["token_ids"] and counted["count"] == 2 and counted["max_model_len"] == 256
     assert server.post("/detokenize", {"tokens": counted["tokens"]}).json() == {"prompt": "hello world"}
@@ -204,7 +225,21 @@ def test_tokenizer_routes(server):
 
 def test_the_start_message(server):
     text = "\n".join(server.lines)
-    for word in ("maga_transformer ", "device ", "SmolLM2-135M-Instruct", "K/V ", "MAX_SEQ_LEN", server.url, "curl -XPOST"):
+    assert (
+        "chat      by " in text
+        and "tokenizer.chat_template; tool calls are read as hermes, described in the system message" in text
+    )
+    for word in (
+        "maga_transformer ",
+        "q4_1 69%, q8_0 31%",
+        "tokens    49152, of the checkpoint",
+        "device ",
+        "SmolLM2-135M-Instruct",
+        "K/V ",
+        "MAX_SEQ_LEN",
+        server.url,
+        "curl -XPOST",
+    ):
         assert word in text
 
 

@@ -11,6 +11,8 @@ from maga_transformer.server import serve
 
 from .conftest import demo_model
 
+COMMAND = "maga_transformer.cli"
+
 
 def start(*arguments, module="maga_transformer.start_server", **environment):
     command = [sys.executable, "-m", module, *arguments]
@@ -77,6 +79,13 @@ def test_flags():
     assert result.returncode == 0, result.stderr
     lines = {line.split()[0]: line for line in result.stdout.splitlines()}
     assert " 9 " in lines["max_seq_len"] and "flag" in lines["max_seq_len"]
+    assert "Without" not in result.stdout
+    told = start(
+        "config", "/x", "--served-model-name", "a", "org/b", "--api-key", "c", "--api-key", "d,e", module=COMMAND, WARM_UP="1"
+    )
+    assert "['a', 'org/b'] " in told.stdout and "3 set" in told.stdout and told.stdout.endswith("# Without effect here\nWARM_UP\n")
+    told = start("config", "--served_model_name", "a", "b", "/x", module=COMMAND)
+    assert "['a', 'b'] " in told.stdout and "checkpoint_path" in told.stdout and " /x " in told.stdout
     assert " 3 " in lines["threads"] and "environment THREADS" in lines["threads"]
     assert "fp32" in lines["act_type"] and "default" in lines["port"]
     assert start("serve", "--nonsense", module="maga_transformer.cli").returncode == 2

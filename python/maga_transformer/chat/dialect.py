@@ -55,19 +55,35 @@ class Dialect:
         return self.reasoning.close if self.reasoning and self.reasoning.begins_open(prompt) else ""
 
 
-def find_dialect(templates: Sequence[str], tool_parser: str = AUTO, reasoning_parser: str = AUTO) -> Dialect:
-    """`templates`: the sources of the model's chat templates. ValueError for a parser that there is not."""
+def find_dialect(
+    templates: Sequence[str],
+    tool_parser: str = AUTO,
+    reasoning_parser: str = AUTO,
+    tags: tuple[str, str] | None = None,
+    *,
+    think: bool = False,
+) -> Dialect:
+    """`templates`: the sources of the model's chat templates. `tags`: the marks of a thought, where they are said; `think`: it has
+    thoughts, even if the templates show none. ValueError for a parser that there is not."""
     source = "\n".join(templates)
     harmony = "<|channel|>analysis" in source or ("<|channel|>" in source and "<|message|>" in source)
-    if tool_parser in _HARMONY_NAMES or reasoning_parser in _HARMONY_NAMES or (harmony and tool_parser == reasoning_parser == AUTO):
+    if (
+        tool_parser in _HARMONY_NAMES
+        or reasoning_parser in _HARMONY_NAMES
+        or (harmony and tool_parser == reasoning_parser == AUTO and not tags)
+    ):
         return Dialect(None, None, harmony=True)
     knows = "tools" in source
     tools = tool_formats.find_format(source) if knows else None
-    dialect = Dialect(tools or FALLBACK, reasoning.find_format(source), template_knows_tools=knows)
+    thought = reasoning.find_format(source) or (reasoning.BY_NAME["think"] if think else None)
+    if tags:
+        begin, end = (tag.replace("\\n", "\n").strip() for tag in tags)
+        thought = ReasoningFormat("tags", begin, end)
+    dialect = Dialect(tools or FALLBACK, thought, template_knows_tools=knows)
     if tool_parser != AUTO:
         chosen = None if tool_parser == NONE else _named(tool_parser, tool_formats.BY_NAME, "tool_call_parser")
         dialect = replace(dialect, tools=chosen)
-    if reasoning_parser != AUTO:
+    if reasoning_parser != AUTO and not tags:
         thought = None if reasoning_parser == NONE else _named(reasoning_parser, reasoning.BY_NAME, "reasoning_parser")
         dialect = replace(dialect, reasoning=thought)
     return dialect

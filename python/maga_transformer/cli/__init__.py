@@ -10,7 +10,7 @@ import typer
 
 from maga_transformer import __version__
 from maga_transformer.cli import bench, evaluate, quantize, serve, show, talk
-from maga_transformer.cli.options import with_settings
+from maga_transformer.cli.options import several_names, with_settings
 from maga_transformer.config import ConfigError
 
 _SERVER_ONLY = ("Chats", "The server", "Operation")  # titles of settings that only `serve` has
@@ -44,7 +44,7 @@ def _version(version: Annotated[bool, typer.Option("--version", help="print the 
 def main(arguments: Sequence[str] | None = None) -> None:
     """A user's mistake ends with one line on stderr and status 2."""
     try:
-        app(args=list(arguments) if arguments is not None else None)
+        app(args=several_names(sys.argv[1:] if arguments is None else arguments))
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:  # `maga config | head`

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
 
-from maga_transformer.config import Config, ConfigError, environment_names, flag_names, groups
+from maga_transformer.config import Config, ConfigError, environment_names, flag_names, groups, repeatable
 from maga_transformer.unsupported import FOREIGN_FLAGS, ForeignFlag
 
 Path = Annotated[
@@ -43,7 +44,8 @@ def with_settings(command: Callable[..., None], *, leave_out: Sequence[str] = ()
                 show_default=False,
                 rich_help_panel=title,
             )
-            options.append(_parameter(name, Annotated[bool | None if switch else str | None, option]))
+            kind = bool | None if switch else list[str] | None if repeatable(field) else str | None
+            options.append(_parameter(name, Annotated[kind, option]))
     settings = {option.name for option in options}
     strangers = {f"foreign_{index}": flag for index, flag in enumerate(FOREIGN_FLAGS if foreign else ())}
     for name, flag in strangers.items():
@@ -53,7 +55,8 @@ def with_settings(command: Callable[..., None], *, leave_out: Sequence[str] = ()
     def call(**values: Any) -> None:
         for name, flag in strangers.items():
             _meet(flag, values.pop(name))
-        given = {name: values.pop(name) for name in settings}
+        taken = {name: values.pop(name) for name in settings}
+        given = {name: (",".join(value) or None) if isinstance(value, list) else value for name, value in taken.items()}
         command(**values, settings={name: value for name, value in given.items() if value is not None})
 
     parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
@@ -61,6 +64,20 @@ def with_settings(command: Callable[..., None], *, leave_out: Sequence[str] = ()
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters + options}
     call.__doc__, call.__name__ = command.__doc__, command.__name__
     return call
+
+
+def several_names(arguments: Sequence[str]) -> list[str]:
+    """`--served-model-name A B` as vLLM takes it, to a flag for each name. A path behind it is the model's."""
+    spread: list[str] = []
+    naming = False
+    for argument in arguments:
+        if argument.startswith("-"):
+            naming = argument.replace("_", "-") == "--served-model-name"
+        elif naming and not spread[-1].startswith("-"):
+            naming = not (argument.startswith(("/", "./", "../", "~")) or os.path.exists(argument))
+            spread += ["--served-model-name"] if naming else []
+        spread.append(argument)
+    return spread
 
 
 def _parameter(name: str, annotation: Any) -> inspect.Parameter:

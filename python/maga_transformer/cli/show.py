@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from maga_transformer.cli.options import File, Path, load, shown
-from maga_transformer.config import groups, public_value
+from maga_transformer.config import Config, groups, ineffective_settings, public_value
 
 
 def explain(
@@ -39,8 +39,12 @@ def explain(
 def config(path: Path = None, config: File = "", *, settings: dict[str, object]) -> None:
     """Print every setting with its value and where it came from: a flag, the environment, the YAML file, or its default."""
     loaded = load(path, config, settings)
+    width = max(map(len, Config.model_fields)) + 1
     for title, fields in groups().items():
         print(f"# {title}")
         for name, field in fields.items():
             value = shown(public_value(loaded, name))
-            print(f"{name:24} {value:24} {loaded.sources.get(name, 'default'):32} {field.description}")
+            print(f"{name:{width}} {value:24} {loaded.sources.get(name, 'default'):32} {field.description}")
+    names = ineffective_settings()
+    if names:
+        print(f"# Without effect here\n{', '.join(names)}")

@@ -12,6 +12,7 @@ from maga_transformer.output import Delta
 from maga_transformer.request import Job
 from maga_transformer.server.errors import encode, openai_error
 from maga_transformer.server.generation import Generation
+from maga_transformer.server.rtp_chat import aux_info
 from maga_transformer.server.schemas import ChatRequest, OpenAIRequest
 from maga_transformer.server.shapes import Shape
 from maga_transformer.server.state import State
@@ -80,7 +81,7 @@ class _Answer:
                 )
         body = {**shape.envelope(shape.name, choices), "usage": self._usage()}
         if isinstance(self._asked, ChatRequest):
-            body |= of_prompt
+            body |= of_prompt | self._aux_info(0)
         return body | self._prompt_ids() if self._asked.return_token_ids else body
 
     async def events(self) -> AsyncIterator[bytes]:
@@ -132,7 +133,15 @@ class _Answer:
         body = self._shape.envelope(self._shape.chunk_name, [choice])
         if self._include_usage or self._continuous_usage:
             body["usage"] = self._usage() if self._continuous_usage else None
+        if finish:
+            body |= self._aux_info(index)
         return openai_event(body)
+
+    def _aux_info(self, index: int) -> dict[str, Any]:
+        """RTP-LLM's facts about an output."""
+        if not isinstance(self._asked, ChatRequest) or not self._asked.aux_info:
+            return {}
+        return {"aux_info": aux_info(self._generation.last_events[0][index], len(self._generation.jobs[0].prompt))}
 
     def _scores(self, job: int, index: int, tokens: Sequence[int], logprobs: Sequence[Any]) -> dict[str, Any] | None:
         """The lists of a choice, behind those of a prompt that it repeats."""

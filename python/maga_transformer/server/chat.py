@@ -11,13 +11,13 @@ from maga_transformer.chat.fallback import without_tools
 from maga_transformer.chat.pieces import Reader
 from maga_transformer.chat.tool_grammar import tool_grammar
 from maga_transformer.request import Fault, RequestError, quote
-from maga_transformer.server.messages import length_of, turns_of
+from maga_transformer.server.messages import joined, length_of, turns_of
 from maga_transformer.server.prompts import encode_text, off_loop
 from maga_transformer.server.state import State
 from maga_transformer.server.tools import Tools
 from maga_transformer.structured.grammar import Grammar
 
-_OURS = "messages tools documents add_generation_prompt continue_final_message chat_template"
+_OURS = "messages tools documents add_generation_prompt continue_final_message chat_template template key"
 _TRANSFORMERS = "conversation tokenize tokenizer_kwargs padding truncation max_length return_tensors return_dict"
 _RESERVED = frozenset(f"{_OURS} {_TRANSFORMERS}".split())
 _MAX_VARIABLES = 64
@@ -35,6 +35,7 @@ class Conversation:
     continue_final_message: bool = False
     add_special_tokens: bool = False  # the template writes them itself
     template: str | None = None  # instead of the model's
+    template_key: str | None = None  # which of the model's
     split_reasoning: bool = True
 
 
@@ -70,6 +71,13 @@ class ChatPrompt:
         return asked and Grammar(asked.text, asked.field, self.dialect.answer_begins_after(self.text))
 
 
+def effort_variables(effort: str | None) -> dict[str, Any]:
+    """How templates are told how much to think."""
+    if effort is None:
+        return {}
+    return {"reasoning_effort": effort, **({"enable_thinking": False} if effort == "none" else {})}
+
+
 async def render_chat(state: State, asked: Conversation) -> ChatPrompt:
     tokenizer, dialect = state.runtime.tokenizer, state.dialect
     turns = turns_of(asked.messages)
@@ -85,6 +93,12 @@ async def render_chat(state: State, asked: Conversation) -> ChatPrompt:
             "continue_final_message needs add_generation_prompt: false, and an assistant's message as the last one",
             "continue_final_message",
         )
+    if asked.template_key and asked.template_key not in tokenizer.template_names:
+        raise RequestError(
+            Fault.parameter,
+            f"template_key={quote(asked.template_key)}: the model's templates are {', '.join(tokenizer.template_names) or 'none'}",
+            "template_key",
+        )
     variables = _variables(asked.variables, tokenizer.special_texts)
     shown = asked.tools.listed if asked.tools.named or asked.tools.choice != "none" else ()
     if not dialect.template_knows_tools:
@@ -96,6 +110,7 @@ async def render_chat(state: State, asked: Conversation) -> ChatPrompt:
             list(shown) or None,
             add_generation_prompt=asked.add_generation_prompt,
             template=asked.template,
+            key=asked.template_key,
             documents=asked.documents,
             **variables,
         )
@@ -111,7 +126,7 @@ async def render_chat(state: State, asked: Conversation) -> ChatPrompt:
 
 def _cut_behind(text: str, content: Any) -> str:
     """Without what the template writes behind the last message."""
-    last = (content if isinstance(content, str) else "".join(part["text"] for part in content)).strip()
+    last = joined(content).strip()
     at = text.rfind(last) if last else -1
     if at < 0:
         raise ValueError("continue_final_message: the template does not show the last message as it is")

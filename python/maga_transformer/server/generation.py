@@ -46,6 +46,11 @@ class Generation:
             self.cancel()
             raise
 
+    @property
+    def submitted(self) -> bool:
+        """Whether the engine has got all of it."""
+        return len(self._requests) == len(self.jobs)
+
     def __enter__(self) -> Generation:
         return self
 

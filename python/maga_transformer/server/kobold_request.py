@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from maga_transformer.generate_config import MAX_SEQUENCES, Finite, LogitBias, StopStrings, TopK, refuse_unless_neutral, validate
 from maga_transformer.request import Fault, RequestError, Sampling
@@ -22,7 +22,6 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
 NO_EFFECT = frozenset(
     [
         "quiet",
-        "use_default_badwordsids",
         "can_abort",
         "streaming",
         "api_server",
@@ -42,7 +41,7 @@ NO_EFFECT = frozenset(
     ]
 )
 # Of samplers that are spelt differently elsewhere.
-_OWN_NAMES = {
+OWN_NAMES = {
     "eps_cutoff": "epsilon_cutoff",
     "mirostat": "mirostat_mode",
     "typical": "typical_p",
@@ -53,6 +52,20 @@ _OWN_NAMES = {
 def _no_seed(value: object) -> object:
     """-1, and the -1 and 0 of some pages, ask for a random one."""
     return None if value in (-1, 0) and value is not False else value
+
+
+class GenkeyRequest(BaseModel):
+    """Names a running request."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    genkey: str = ""
+
+
+class TokenCountRequest(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    prompt: str
 
 
 class KoboldRequest(SamplerFields):
@@ -75,10 +88,11 @@ class KoboldRequest(SamplerFields):
     stop_sequence: StopStrings = Field(default_factory=list)
     include_stop_str_in_output: bool = False
     bypass_eos: bool = False  # the text goes on behind an end
+    use_default_badwordsids: bool = False  # no end is drawn
     logit_bias: LogitBias = Field(default_factory=dict)
     grammar: str = ""
 
-    def sampling(self) -> Sampling:
+    def sampling(self, eos_ids: Iterable[int]) -> Sampling:
         return Sampling(
             max_new_tokens=self.max_length,
             temperature=self.temperature,
@@ -87,7 +101,7 @@ class KoboldRequest(SamplerFields):
             min_p=self.min_p,
             repetition_penalty=self.rep_pen,
             presence_penalty=self.presence_penalty,
-            rare=self._rare(),
+            rare=self._rare(sorted(eos_ids) if self.use_default_badwordsids else []),
             seed=self.sampler_seed,
             stop_strings=self.stop_sequence,
             keep_stop=self.include_stop_str_in_output,
@@ -95,20 +109,26 @@ class KoboldRequest(SamplerFields):
             logit_bias=self.logit_bias,
         )
 
-    def _rare(self) -> dict[str, Any]:
-        if self.dynatemp_range == 0:
-            return self.rare()
-        least, most = max(0.0, self.temperature - self.dynatemp_range), self.temperature + self.dynatemp_range
-        return self.model_copy(update={"dynatemp_min": least, "dynatemp_max": most}).rare()
+    def _rare(self, banned: list[int]) -> dict[str, Any]:
+        changes: dict[str, Any] = {"custom_token_bans": [*self.custom_token_bans, *banned]}
+        if self.dynatemp_range:
+            changes["dynatemp_min"] = max(0.0, self.temperature - self.dynatemp_range)
+            changes["dynatemp_max"] = self.temperature + self.dynatemp_range
+        return self.model_copy(update=changes).rare()
 
     def grammar_of(self) -> Grammar | None:
         return context_free(self.grammar, "grammar") if self.grammar.strip() else None
 
 
+def present(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Null is absent."""
+    return {name: value for name, value in body.items() if value is not None}
+
+
 def parse(body: Mapping[str, Any]) -> tuple[KoboldRequest, list[str]]:
     """The request, and the names of the fields that were ignored."""
     fields: dict[str, Any] = {}
-    for name, value in ((_OWN_NAMES.get(name, name), value) for name, value in body.items()):
+    for name, value in ((OWN_NAMES.get(name, name), value) for name, value in body.items()):
         if value is None or name in NO_EFFECT:
             continue
         if name in UNSUPPORTED:

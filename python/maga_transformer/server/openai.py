@@ -11,9 +11,10 @@ from starlette.responses import Response
 from maga_transformer.request import Fault, Job, RequestError, quote
 from maga_transformer.server.answers import answer
 from maga_transformer.server.body import json_object
-from maga_transformer.server.chat import ChatPrompt, Conversation, render_chat
+from maga_transformer.server.chat import ChatPrompt, Conversation, effort_variables, render_chat
 from maga_transformer.server.errors import encode
 from maga_transformer.server.prompts import compiled, encode_text
+from maga_transformer.server.rtp_chat import debug_info, with_extra_configs
 from maga_transformer.server.schemas import ChatRequest, CompletionRequest, OpenAIRequest, parse
 from maga_transformer.server.shapes import ChatShape, CompletionShape
 from maga_transformer.server.state import State
@@ -55,7 +56,7 @@ async def chat_completions(request: Request) -> Response:
     name = model_of(state, asked.model)
     prompt = await render_chat(state, conversation(state, asked))
     grammar = prompt.grammar(asked.grammar())
-    job = await _job(state, asked, prompt.ids, grammar, prompt)
+    job = await job_of(state, asked, prompt.ids, grammar, prompt)
     shape = ChatShape(
         state,
         name,
@@ -63,34 +64,43 @@ async def chat_completions(request: Request) -> Response:
         include_reasoning=asked.include_reasoning is not False,
         ids_as_tokens=bool(asked.return_tokens_as_token_ids),
     )
-    return await answer(request, state, asked, [job], shape, _headers(ignored, len(prompt.ids) - len(job.prompt)))
+    if asked.debug_info:
+        shape.debug_info = debug_info(state, prompt, asked.stop or [])
+    return await answer(request, state, asked, [job], shape, headers(ignored, len(prompt.ids) - len(job.prompt)))
+
+
+async def chat_render(request: Request) -> Response:
+    """The prompt that a chat becomes, its ids and what ends its answer; nothing is generated."""
+    state = State.of(request)
+    asked, ignored = parse(ChatRequest, await json_object(request, state.body_limit), strict=state.runtime.config.strict)
+    model_of(state, asked.model)
+    prompt = await render_chat(state, conversation(state, asked))
+    return Response(encode(debug_info(state, prompt, asked.stop or [])), headers=headers(ignored, 0), media_type="application/json")
 
 
 def conversation(state: State, asked: ChatRequest) -> Conversation:
     if asked.messages is None:
         raise RequestError(Fault.no_prompt, "messages is missing", "messages")
-    if asked.chat_template and not state.runtime.config.trust_request_chat_template:
+    template = asked.chat_template or asked.user_template
+    if template and not state.runtime.config.trust_request_chat_template:
+        name = "chat_template" if asked.chat_template else "user_template"
         raise RequestError(
             Fault.unsupported,
-            "chat_template: this server takes none from requests (--trust-request-chat-template)",
-            "chat_template",
+            f"{name}: this server takes none from requests (--trust-request-chat-template)",
+            name,
         )
-    variables = dict(asked.chat_template_kwargs or {})
-    if asked.reasoning_effort is not None:
-        variables.setdefault("reasoning_effort", asked.reasoning_effort)
-        if asked.reasoning_effort == "none":
-            variables.setdefault("enable_thinking", False)
     automatic = state.runtime.config.enable_auto_tool_choice
     choice = asked.tool_choice if asked.tool_choice is not None or automatic else "none"
     return Conversation(
         messages=asked.messages,
         tools=tools_of(asked.tools, choice, asked.parallel_tool_calls),
-        variables=variables,
+        variables={**effort_variables(asked.reasoning_effort), **(asked.chat_template_kwargs or {})},
         documents=asked.documents or None,
         add_generation_prompt=asked.add_generation_prompt is not False,
         continue_final_message=bool(asked.continue_final_message),
         add_special_tokens=bool(asked.add_special_tokens),
-        template=asked.chat_template or None,
+        template=template or None,
+        template_key=asked.template_key or None,
     )
 
 
@@ -101,16 +111,17 @@ async def completions(request: Request) -> Response:
     name = model_of(state, asked.model)
     prompts = await _prompts(state, asked)
     grammar = asked.grammar()
-    jobs = [await _job(state, asked, prompt, grammar) for prompt in prompts]
+    jobs = [await job_of(state, asked, prompt, grammar) for prompt in prompts]
     echo = [state.runtime.tokenizer.decode(job.prompt) for job in jobs] if asked.echo else []
     shape = CompletionShape(state, name, asked.sequences, echo, ids_as_tokens=bool(asked.return_tokens_as_token_ids))
     cut = sum(map(len, prompts)) - sum(len(job.prompt) for job in jobs)
-    return await answer(request, state, asked, jobs, shape, _headers(ignored, cut))
+    return await answer(request, state, asked, jobs, shape, headers(ignored, cut))
 
 
-def _headers(ignored: Sequence[str], cut: int) -> dict[str, str]:
-    headers = {"X-Maga-Ignored": ", ".join(ignored)} if ignored else {}
-    return headers | ({"X-Maga-Truncated": f"{cut} prompt tokens"} if cut else {})
+def headers(ignored: Sequence[str], cut: int) -> dict[str, str]:
+    """`cut`: prompt tokens that were left out."""
+    told = {"X-Maga-Ignored": ", ".join(ignored)} if ignored else {}
+    return told | ({"X-Maga-Truncated": f"{cut} prompt tokens"} if cut else {})
 
 
 def model_of(state: State, name: str | None) -> str:
@@ -125,20 +136,23 @@ def unknown_model(state: State, name: str) -> RequestError:
     )
 
 
-async def _job(
+async def job_of(
     state: State, asked: OpenAIRequest, prompt: Sequence[int], grammar: Grammar | None, chat: ChatPrompt | None = None
 ) -> Job:
     # A word is banned at the beginning of the text and after a blank, which most vocabularies spell differently.
     spellings = [spelling for word in asked.bad_words or [] for spelling in (word, " " + word.lstrip(" "))]
     bad_words = [await encode_text(state, text, add_special_tokens=False, field="bad_words") for text in dict.fromkeys(spellings)]
     visible = chat.visible(state) if chat else frozenset[int]()
-    sampling = asked.sampling(state.runtime.description.sampling_defaults, bad_words, visible)
+    sampling, seconds = asked.sampling(state.runtime.description.sampling_defaults, bad_words, visible), 0.0
+    if isinstance(asked, ChatRequest) and asked.extra_configs:
+        sampling, seconds = with_extra_configs(asked.extra_configs, sampling)
     return state.runtime.prepare(
         Job(
             prompt=_truncated(state, asked, prompt),
             sampling=sampling,
             sequences=asked.sequences,
             priority=asked.priority or 0,
+            timeout_seconds=seconds,
             cache_salt=asked.cache_salt or "",
             grammar=await compiled(state, grammar),
         )

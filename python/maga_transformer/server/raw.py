@@ -20,6 +20,7 @@ from maga_transformer.server.errors import encode, raw_error
 from maga_transformer.server.generation import Generation
 from maga_transformer.server.logprobs import prompt_logprobs
 from maga_transformer.server.prompts import compiled, encode_text
+from maga_transformer.server.rtp_chat import aux_info
 from maga_transformer.server.state import State
 from maga_transformer.server.streaming import EventStream, raw_event, unless_gone
 
@@ -197,7 +198,7 @@ class _Answer:
             shown = ["".join(delta.text for delta in news) for news in own]
             ids = [[token for delta in news for token in delta.event.tokens] for news in own]
         many = config.num_return_sequences >= 1
-        aux = [_aux_info(event, len(generation.jobs[job].prompt)) for event in events]
+        aux = [aux_info(event, len(generation.jobs[job].prompt)) for event in events]
         if config.num_beams > 1:
             aux[0]["beam_responses"] = shown
             aux[0]["cum_log_probs"] = [event.cumulative_logprob if event else 0.0 for event in events]
@@ -231,30 +232,3 @@ class _Answer:
         if config.return_input_ids:
             entry["input_ids"] = [generation.jobs[job].prompt] * len(texts)
         return entry
-
-
-def _aux_info(event: Any, input_length: int) -> dict[str, Any]:
-    """Times in ms, lengths in tokens. `event` is None before the first news."""
-    info: dict[str, Any] = {
-        "cost_time": 0.0,
-        "iter_count": 0,
-        "prefix_len": 0,
-        "input_len": input_length,
-        "reuse_len": 0,
-        "output_len": 0,
-        "cum_log_probs": [],
-        "beam_responses": [],
-    }
-    if event is not None:
-        info.update(
-            cost_time=event.total_seconds * 1e3,
-            iter_count=event.steps,
-            reuse_len=event.cached_tokens,
-            output_len=event.output_tokens,
-            cum_log_probs=[event.cumulative_logprob],
-            step_output_len=len(event.tokens),
-            first_token_cost_time=event.first_token_seconds * 1e3,
-            wait_time=event.wait_seconds * 1e3,
-            pd_sep=False,
-        )
-    return info

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import Response
 
-from maga_transformer.server import admin, anthropic, embeddings, health, kobold, openai, page, raw, status
+from maga_transformer.server import admin, anthropic, embeddings, health, kobold, openai, page, raw, responses, status
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -21,10 +21,12 @@ class Route:
     methods: Sequence[str]
 
 
-_HEALTH = ("/health", "/status", "/GraphService/cm2_status", "/SearchService/cm2_status")
+_HEALTH = ("/health", "/ping", "/status", "/frontend_health", "/GraphService/cm2_status", "/SearchService/cm2_status")
 _OPENAI: tuple[tuple[str, Endpoint, str], ...] = (
     ("/chat/completions", openai.chat_completions, "POST"),
     ("/completions", openai.completions, "POST"),
+    ("/responses", responses.responses, "POST"),
+    ("/responses/input_tokens", responses.input_tokens, "POST"),
     ("/models", openai.models, "GET"),
     ("/models/{name:path}", openai.model, "GET"),
     ("/embeddings", embeddings.embeddings, "POST"),
@@ -38,8 +40,9 @@ def routes(*, generates: bool) -> list[Route]:
     return [
         Route("RTP-LLM", "/", raw.raw if generates else embeddings.embeddings, ["POST"]),
         Route("RTP-LLM", "/tokenizer/encode", status.tokenizer_encode, ["POST"]),
+        *(Route("RTP-LLM", prefix + "/chat/render", openai.chat_render, ["POST"]) for prefix in ("/v1", "")),
         Route("RTP-LLM", "/worker_status", status.worker_status, ["GET"]),
-        *(Route("RTP-LLM", f"/v1/embeddings/{kind}", embeddings.embeddings_of(kind), ["POST"]) for kind in embeddings.KINDS),
+        *(Route("RTP-LLM", f"/v1/embeddings/{kind}", route, ["POST"]) for kind, route in embeddings.OF_KINDS.items()),
         Route("RTP-LLM", "/v1/embeddings/similarity", embeddings.similarity, ["POST"]),
         Route("RTP-LLM", "/v1/reranker", embeddings.reranker, ["POST"]),
         *(
@@ -47,6 +50,7 @@ def routes(*, generates: bool) -> list[Route]:
             for prefix in ("/v1", "")
             for path, endpoint, method in _OPENAI
         ),
+        Route("OpenAI and vLLM", "/v2/rerank", embeddings.rerank, ["POST"]),
         Route("OpenAI and vLLM", "/tokenize", status.tokenize, ["POST"]),
         Route("OpenAI and vLLM", "/detokenize", status.detokenize, ["POST"]),
         Route("OpenAI and vLLM", "/tokenizer_info", status.tokenizer_info, ["GET"]),
@@ -59,9 +63,10 @@ def routes(*, generates: bool) -> list[Route]:
         *(Route("Operating", path, health.ready, ["GET", "POST"]) for path in _HEALTH),
         Route("Operating", "/health_check", health.ready, ["POST"]),
         Route("Operating", "/health/ready", health.ready, ["GET"]),
-        Route("Operating", "/health/live", health.live, ["GET"]),
+        *(Route("Operating", path, health.live, ["GET"]) for path in ("/health/live", "/liveness")),
         Route("Operating", "/metrics", status.metrics, ["GET"]),
         Route("Operating", "/version", status.version, ["GET"]),
+        Route("Operating", "/openapi.json", status.openapi, ["GET"]),
         Route("Operating", "/server_info", admin.server_info, ["GET"]),
         Route("Operating", "/set_log_level", admin.set_log_level, ["POST"]),
     ]

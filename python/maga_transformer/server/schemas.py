@@ -39,9 +39,6 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "suffix": ("",),
     "thinking_token_budget": (),
     "kv_transfer_params": (),
-    "extra_configs": ({},),
-    "debug_info": (False,),
-    "aux_info": (False,),
     "prompt_embeds": (),
 }
 # Labels for the caller's own use, and choices between things that are the same here.
@@ -75,8 +72,17 @@ def _zero_is_none(value: object) -> object:
     return None if value == 0 and value is not False else value
 
 
+def _no_limit(value: object) -> object:
+    """LM Studio's users write -1 for as many as fit."""
+    return UNLIMITED if value == -1 and not isinstance(value, bool) else value
+
+
 def _one_or_many(value: object) -> object:
     return [value] if isinstance(value, str) else value
+
+
+UNLIMITED = (1 << 31) - 1
+TokenLimit = Annotated[Annotated[int, Field(ge=0)] | None, BeforeValidator(_no_limit)]  # 0: only what was asked of the prompt
 
 
 class OpenAIRequest(SamplerFields):
@@ -84,9 +90,11 @@ class OpenAIRequest(SamplerFields):
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True)
     default_max_tokens: ClassVar[int | None] = None  # None: as many as fit
+    refused: ClassVar[Mapping[str, tuple[object, ...]]] = UNSUPPORTED  # unless neutral
+    no_effect: ClassVar[frozenset[str]] = NO_EFFECT
 
     model: str | None = None
-    max_tokens: int | None = Field(None, ge=0)  # 0: only what was asked of the prompt
+    max_tokens: TokenLimit = None
     n: int | None = Field(None, ge=1, le=MAX_SEQUENCES)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -220,7 +228,7 @@ class OpenAIRequest(SamplerFields):
 
 class ChatRequest(OpenAIRequest):
     messages: list[Any] | None = None
-    max_completion_tokens: int | None = Field(None, ge=0)
+    max_completion_tokens: TokenLimit = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     tools: Any = None  # server/tools.py checks them
@@ -233,6 +241,12 @@ class ChatRequest(OpenAIRequest):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
+    # RTP-LLM's; server/rtp_chat.py.
+    extra_configs: dict[str, Any] | None = None
+    debug_info: bool | None = None
+    aux_info: bool | None = None
+    template_key: str | None = None
+    user_template: str | None = None
 
     def token_limit(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
@@ -257,6 +271,7 @@ class CompletionRequest(OpenAIRequest):
 
 
 CHAT_ONLY = frozenset(ChatRequest.model_fields) - frozenset(CompletionRequest.model_fields) - {"messages"}
+CompletionRequest.refused = {**UNSUPPORTED, **dict.fromkeys(sorted(CHAT_ONLY), ([], {}, "", False, "none", "auto"))}
 Body = TypeVar("Body", bound=OpenAIRequest)
 
 
@@ -264,13 +279,10 @@ def parse(kind: type[Body], body: Mapping[str, Any], *, strict: bool = False) ->
     """The request, and the names of the fields that were ignored; `strict` refuses those."""
     fields: dict[str, Any] = {}
     for name, value in samplers.renamed(body).items():
-        if value is None or name in NO_EFFECT:
+        if value is None or name in kind.no_effect:
             continue
-        if name in UNSUPPORTED:
-            refuse_unless_neutral(name, value, UNSUPPORTED[name])
-            continue
-        if kind is CompletionRequest and name in CHAT_ONLY:
-            refuse_unless_neutral(name, value, ([], {}, "", False, "none", "auto"))
+        if name in kind.refused:
+            refuse_unless_neutral(name, value, kind.refused[name])
             continue
         fields[name] = value
     request = validate(kind, fields)

@@ -16,6 +16,7 @@ import uvicorn
 from maga_transformer import __version__
 from maga_transformer.config import Config, ConfigError, ineffective_settings, public_value
 from maga_transformer.memory import memory_bytes
+from maga_transformer.models.task import GENERATE
 from maga_transformer.runtime import Runtime
 from maga_transformer.server.app import create_app
 from maga_transformer.server.log import configure
@@ -31,8 +32,11 @@ def serve(config: Config) -> None:
     """Returns after SIGTERM or SIGINT, when the running requests have ended."""
     configure(config)
     _check_certificate(config)
-    for name in ineffective_settings():
-        log.warning("%s has no effect here: this engine does not have the part that it tunes, or sizes it by itself", name)
+    names = ineffective_settings()
+    if names:
+        log.warning(
+            "without effect here, as they tune parts that this engine does not have or sizes by itself: %s", ", ".join(names)
+        )
     if os.getpid() == 1:  # a container's first process: the kernel drops signals that it has no handler for
         signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
     listener = _bind(config)  # before the weights: a taken port should not cost a load
@@ -71,10 +75,16 @@ def greeting(runtime: Runtime, host: str, port: int) -> str:
     name = "localhost" if host in ("0.0.0.0", "::", "") else f"[{host}]" if ":" in host else host
     url = f"{'https' if runtime.config.ssl_certfile else 'http'}://{name}:{port}"
     body = '{"prompt": "hello, what is your name", "generate_config": {"max_new_tokens": 100}}'
+    weights = f"{about.weight_bytes / 2**20:.0f} MiB ({about.stored})"
     lines = [
         f"maga_transformer {__version__}",
         f"device    {about.device}",
-        f"model     {about.names[0]} ({about.family}), {about.weight_bytes / 2**20:.0f} MiB, loaded in {about.load_seconds:.1f} s",
+        f"model     {about.names[0]} ({about.family}), {weights}, loaded in {about.load_seconds:.1f} s",
+        f"tokens    {runtime.tokenizer.vocab_size}, of {runtime.config.tokenizer_path or 'the checkpoint'}",
+    ]
+    if about.task.kind == GENERATE:
+        lines.append("chat      " + _chats(runtime))
+    lines += [
         f"K/V       {about.kv_bytes / 2**20:.0f} MiB of {about.kv_dtype} hold {about.kv_tokens} tokens ({about.kv_measured})",
         f"context   {about.context} tokens; {about.kv_tokens // about.context} sequences of that length fit at once",
     ]
@@ -94,6 +104,17 @@ def greeting(runtime: Runtime, host: str, port: int) -> str:
         lines.append(f"page      {url}/ in a browser: to chat, and to watch the engine")
     insecure = " -k" if runtime.config.ssl_certfile else ""
     return "\n".join([*lines, f"ready     {url}", f"try       curl{insecure} -XPOST {url} -d '{body}'"])
+
+
+def _chats(runtime: Runtime) -> str:
+    place = runtime.tokenizer.chat_template_place
+    if not place:
+        return "none: the model has no chat template (--chat-template)"
+    dialect = runtime.config.dialect(runtime.tokenizer.chat_templates)
+    tools = "harmony" if dialect.harmony else dialect.tools.name if dialect.tools else "text"
+    thoughts = "harmony" if dialect.harmony else dialect.reasoning.name if dialect.reasoning else "text"
+    described = "" if dialect.template_knows_tools else ", described in the system message"
+    return f"by {place}; tool calls are read as {tools}{described}; thoughts as {thoughts}"
 
 
 def _check_certificate(config: Config) -> None:

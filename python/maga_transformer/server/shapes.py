@@ -80,7 +80,12 @@ class ChatShape(Shape):
     ) -> None:
         super().__init__(state, model, ids_as_tokens=ids_as_tokens)
         self._reading = Reading(prompt)
+        self.debug_info: Mapping[str, Any] | None = None  # told once
         self._reasoning_keys = state.reasoning_keys if include_reasoning else ()
+
+    def envelope(self, name: str, choices: list[Any]) -> dict[str, Any]:
+        told, self.debug_info = self.debug_info, None
+        return super().envelope(name, choices) | ({"debug_info": told} if told else {})
 
     @property
     def reasoning_tokens(self) -> int:  # type: ignore[override]

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from maga_transformer.request import RequestError
 from maga_transformer.server.errors import as_request_error, encode
+from maga_transformer.server.log import current
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +91,9 @@ class EventStream(Response):
         finally:
             self._on_close()
             writer = tasks[0]
+            record = current.get()
+            if record and not writer.done():
+                record.left = True
             await _stop([*tasks, beat] if beat else tasks)
         if writer.done() and not writer.cancelled():
             writer.result()
@@ -102,7 +106,11 @@ class EventStream(Response):
                 self._wrote = True
                 await body({"type": "http.response.body", "body": event, "more_body": True})
         except Exception as error:
-            event = self._error_event(as_request_error(error))
+            refused = as_request_error(error)
+            record = current.get()
+            if record:
+                record.error = refused.fault.value
+            event = self._error_event(refused)
             await body({"type": "http.response.body", "body": event, "more_body": True})
 
     async def _beat(self, body: Send) -> None:

@@ -37,13 +37,19 @@ class Tools:
 
 def tools_of(tools: Any, choice: Any, parallel: bool | None) -> Tools:
     """OpenAI's three fields. An empty list is none: many clients send it."""
-    if not tools:
+    if tools is not None and not isinstance(tools, list):
+        raise RequestError(Fault.parameter, f"tools={quote(tools)}: must be a list of tools", "tools")
+    return choose([_tool(f"tools[{index}]", tool) for index, tool in enumerate((tools or [])[: MAX_TOOLS + 1])], choice, parallel)
+
+
+def choose(listed: Sequence[Mapping[str, Any]], choice: Any, parallel: bool | None) -> Tools:
+    """`listed`: as `Tools` has them. `choice`: OpenAI's tool_choice."""
+    if not listed:
         if choice not in (None, "none", "auto"):
             raise RequestError(Fault.parameter, f"tool_choice={quote(choice)} needs tools", "tool_choice")
         return Tools()
-    if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
-        raise RequestError(Fault.parameter, f"tools={quote(tools)}: must be a list of at most {MAX_TOOLS} tools", "tools")
-    listed = [_tool(index, tool) for index, tool in enumerate(tools)]
+    if len(listed) > MAX_TOOLS:
+        raise RequestError(Fault.parameter, f"tools: at most {MAX_TOOLS} functions", "tools")
     names = [tool["function"]["name"] for tool in listed]
     if choice is None or choice in ("none", "auto", "required"):
         return Tools(listed, choice or "auto", False, parallel is not False)
@@ -58,23 +64,26 @@ def tools_of(tools: Any, choice: Any, parallel: bool | None) -> Tools:
     return Tools(listed, name, True, False)
 
 
-def _tool(index: int, tool: Any) -> dict[str, Any]:
-    place = f"tools[{index}]"
+def _tool(place: str, tool: Any) -> dict[str, Any]:
     function = tool.get("function") if isinstance(tool, Mapping) else None
     if not isinstance(tool, Mapping) or tool.get("type", "function") != "function" or not isinstance(function, Mapping):
         raise RequestError(Fault.parameter, f'{place}={quote(tool)}: must be {{"type": "function", "function": {{...}}}}', place)
+    return {"type": "function", "function": function_of(f"{place}.function", function)}
+
+
+def function_of(place: str, function: Mapping[str, Any]) -> dict[str, Any]:
+    """Checked, and without what is not for templates."""
     name, parameters = function.get("name"), function.get("parameters")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise RequestError(
             Fault.parameter,
-            f"{place}.function.name={quote(name)}: 1 to 64 letters, digits, or any of _ . -",
-            f"{place}.function.name",
+            f"{place}.name={quote(name)}: 1 to 64 letters, digits, or any of _ . -",
+            f"{place}.name",
         )
     if parameters is not None and not isinstance(parameters, dict):
         raise RequestError(
             Fault.parameter,
-            f"{place}.function.parameters={quote(parameters)}: must be a JSON schema",
-            f"{place}.function.parameters",
+            f"{place}.parameters={quote(parameters)}: must be a JSON schema",
+            f"{place}.parameters",
         )
-    kept = {key: value for key, value in function.items() if value is not None and key != "strict"}
-    return {"type": "function", "function": kept}
+    return {key: value for key, value in function.items() if value is not None and key != "strict"}

@@ -47,7 +47,7 @@ class Decoder:
             return _ByteLevelStream(self, skipped)
         if self.blank or self.byte_tokens:
             return _SentencePieceStream(self, skipped)
-        return _WindowStream(self._tokenizer, skipped)
+        return WindowStream(lambda ids: self._tokenizer.decode(ids, skip_special_tokens=False), skipped)
 
     def token(self, token: int) -> str | None:
         return self._tokenizer.id_to_token(token)
@@ -131,11 +131,11 @@ class _SentencePieceStream:
         return text
 
 
-class _WindowStream:
+class WindowStream:
     """Any other decoder: decodes a short window twice, and emits what the newest id added once no character is incomplete."""
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, skipped: frozenset[int]) -> None:
-        self._tokenizer, self._skipped = tokenizer, skipped
+    def __init__(self, decode: Callable[[list[int]], str], skipped: frozenset[int]) -> None:
+        self._decode, self._skipped = decode, skipped
         self._ids: list[int] = []
         self._prefix = self._read = 0
 
@@ -153,5 +153,5 @@ class _WindowStream:
         return self._new_text()
 
     def _new_text(self) -> str:
-        before = self._tokenizer.decode(self._ids[self._prefix : self._read], skip_special_tokens=False)
-        return self._tokenizer.decode(self._ids[self._prefix :], skip_special_tokens=False)[len(before) :]
+        before = self._decode(self._ids[self._prefix : self._read])
+        return self._decode(self._ids[self._prefix :])[len(before) :]

@@ -129,7 +129,8 @@ function speed(usage, begun, first, finish) {
   if (!first) return finish;
   const seconds = (performance.now() - first) / 1000;
   const parts = [`${tokens} tokens`];
-  if (tokens > 1 && seconds > 0) parts.push(`${((tokens - 1) / seconds).toFixed(1)} tokens/s`);
+  const rate = tokens > 1 && seconds > 0 ? (tokens - 1) / seconds : 0;
+  if (rate) parts.push(`${rate.toFixed(rate < 100 ? 1 : 0)} tokens/s`);
   parts.push(`first after ${((first - begun) / 1000).toFixed(2)} s`);
   if (finish === "length") parts.push("cut at the limit of tokens");
   else if (finish === "stopped") parts.push("stopped");
