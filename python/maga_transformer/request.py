@@ -31,6 +31,7 @@ class Fault(Enum):
     method = "method"  # a route, but not for this method
     busy = "busy"
     draining = "draining"
+    loading = "loading"
     timeout = "timeout"
     cancelled = "cancelled"
     execution = "execution"  # the engine gave the sequence up
