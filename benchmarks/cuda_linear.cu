@@ -12,42 +12,29 @@
 #include "cuda_linear.h"
 
 #include <cstdio>
-#include <cstring>
-#include <memory>
 #include <string>
 
-#include "backends/cuda/cublaslt.h"
 #include "backends/cuda/linear_gemm.h"
 #include "backends/cuda/linear_stream.h"
 #include "backends/cuda/linear_tiles.h"
 #include "backends/cuda/rows.h"
+#include "cuda_linear_time.h"
 
 namespace maga::bench {
 namespace {
 
 using cuda::LinearArgs;
 
-constexpr double kBytesPerUs = 4.51e6;
 constexpr int64_t kDistinctBytes = 500'000'000;
 constexpr int kMostLaunches = 120;
 
-struct Matrix {
-  const char* name;
-  int n, k;  // gated: 2 n rows
-  bool gated, split;
-  bool f32 = false;
-  int64_t bytes() const { return int64_t{n} * k * 2 * (gated ? 2 : 1); }
-};
+int64_t bytes_of(const Matrix& matrix) { return matrix.rows() * matrix.k * 2; }
+
 struct Model {
   const char* name;
   std::vector<Matrix> matrices;
 };
-const Model kModels[] = {{"Llama-3-8B",
-                          {{"qkv", 6144, 4096, false, true},
-                           {"o", 4096, 4096, false, true},
-                           {"gate_up", 14336, 4096, true, false},
-                           {"down", 4096, 14336, false, true},
-                           {"head", 128256, 4096, false, false, true}}},
+const Model kModels[] = {{"Llama-3-8B", kLlama3_8B},
                          {"Llama-3.2-1B",
                           {{"qkv", 3072, 2048, false, true},
                            {"o", 2048, 2048, false, true},
@@ -64,9 +51,6 @@ const Model kModels[] = {{"Llama-3-8B",
 class Timer {
  public:
   Timer() {
-    MAGA_CUDA(cudaStreamCreate(&stream));
-    MAGA_CUDA(cudaEventCreate(&begin_));
-    MAGA_CUDA(cudaEventCreate(&end_));
     fill(DType::bf16, weights_.at(), static_cast<int64_t>(weights_.bytes() / 2), 0.03f, 1);
     fill(DType::bf16, x_.at(), static_cast<int64_t>(x_.bytes() / 2), 1.7f, 2);
     fill(DType::bf16, residual_.at(), static_cast<int64_t>(residual_.bytes() / 2), 1.f, 3);
@@ -92,43 +76,26 @@ class Timer {
     LinearArgs args;
     std::function<void(const LinearArgs&)> run;
   };
-  // Microseconds a launch of each call: the median of five timings, which take turns, as busy matrix units lower the clock for what
-  // follows.
+  // Microseconds a launch of each call.
   std::vector<double> us(const Matrix& matrix, const std::vector<Call>& calls) {
-    const int64_t most = static_cast<int64_t>(weights_.bytes()) / matrix.bytes();
-    const int copies = static_cast<int>(std::min<int64_t>({most, kMostLaunches, (kDistinctBytes - 1) / matrix.bytes() + 1}));
-    const double flops = 2. * calls[0].args.m * static_cast<double>(matrix.bytes()) / 2;
+    const int64_t most = static_cast<int64_t>(weights_.bytes()) / bytes_of(matrix);
+    const int copies = static_cast<int>(std::min<int64_t>({most, kMostLaunches, (kDistinctBytes - 1) / bytes_of(matrix) + 1}));
+    const double flops = 2. * calls[0].args.m * static_cast<double>(bytes_of(matrix)) / 2;
     const int launches = std::max(copies, std::min(12, static_cast<int>(4e12 / flops)));
-    std::vector<std::unique_ptr<Graph>> graphs;
+    std::vector<std::function<void()>> works;
     for (const Call& call : calls) {
       call.run(call.args);  // chooses and loads kernels
-      graphs.push_back(std::make_unique<Graph>(stream, [&] {
+      works.emplace_back([this, &matrix, &call, copies, launches] {
         LinearArgs args = call.args;
         for (int i = 0; i < launches; ++i) {
-          args.weight = weights_.at(i % copies * matrix.bytes());
+          args.weight = weights_.at(i % copies * bytes_of(matrix));
           call.run(args);
         }
-      }));
-      graphs.back()->launch(stream);
+      });
     }
-    constexpr int kTimings = 5;
-    std::vector<std::vector<double>> times(calls.size());
-    for (int i = 0; i < kTimings; ++i)
-      for (size_t c = 0; c < calls.size(); ++c) {
-        float ms = 0;
-        MAGA_CUDA(cudaEventRecord(begin_, stream));
-        graphs[c]->launch(stream);
-        MAGA_CUDA(cudaEventRecord(end_, stream));
-        MAGA_CUDA(cudaStreamSynchronize(stream));
-        MAGA_CUDA(cudaEventElapsedTime(&ms, begin_, end_));
-        times[c].push_back(ms * 1e3 / launches);
-      }
-    std::vector<double> medians;
-    for (std::vector<double>& of : times) {
-      std::ranges::sort(of);
-      medians.push_back(of[kTimings / 2]);
-    }
-    return medians;
+    std::vector<double> times = stopwatch_.us(stream, works);
+    for (double& time : times) time /= launches;
+    return times;
   }
 
   float* slabs() { return static_cast<float*>(slabs_.at()); }
@@ -169,7 +136,7 @@ class Timer {
     });
   }
 
-  cudaStream_t stream = nullptr;
+  cudaStream_t stream = make_stream();
   cuda::Linears linears;
   cuda::Gemms gemms;
   cuda::Streams streams;
@@ -179,7 +146,7 @@ class Timer {
   DeviceBuffer weights_{1'060'000'000}, x_{size_t{8192} * 14336 * 2}, out_{size_t{8192} * 14336 * 2}, halves_{2 * out_.bytes()},
       slabs_{size_t{256} << 20}, residual_{size_t{8192} * 6144 * 2}, normed_{residual_.bytes()},
       scratch_{cuda::linear_scratch_bytes(8192, 14336, DType::bf16)};
-  cudaEvent_t begin_ = nullptr, end_ = nullptr;
+  Stopwatch stopwatch_;
 };
 
 void describe(const cuda::StreamConfig& c) {
@@ -213,7 +180,7 @@ void time_linears(Timer& timer, const Model& model) {
                                  few ? timer.gemms.run({timer.stream, false}, a, a.scratch) : timer.library(matrix, a);
                                }}});
         const double us = times[0], library = times[1];
-        const double bytes = static_cast<double>(matrix.bytes());
+        const double bytes = static_cast<double>(bytes_of(matrix));
         std::printf("%-8s %5d %9.2f %7.3f %8.1f %9.2f  x%.2f  ", matrix.name, m, us, bytes / kBytesPerUs / us, m * bytes / us / 1e6,
                     library, library / us);
         if (few) describe(cuda::choose_stream(timer.streams.shape_of(args)));
@@ -227,7 +194,7 @@ void time_linears(Timer& timer, const Model& model) {
 void time_layers(Timer& timer) {
   const std::vector<Matrix> matrices(kModels[0].matrices.begin(), kModels[0].matrices.end() - 1);  // but for the head
   int64_t bytes = 0;
-  for (const Matrix& matrix : matrices) bytes += matrix.bytes();
+  for (const Matrix& matrix : matrices) bytes += bytes_of(matrix);
   const Matrix layer{"layer", static_cast<int>(bytes / 2 / 4096), 4096, false, false};
   const cuda::Queue queue{timer.stream, true};
   std::printf("%s, bf16, a layer\n%5s %9s %9s\n", kModels[0].name, "m", "us", "cuBLASLt");
@@ -237,7 +204,7 @@ void time_layers(Timer& timer) {
       for (const Matrix& matrix : matrices) {
         LinearArgs args = timer.args(matrix, m);
         args.weight = static_cast<const char*>(first.weight) + offset;
-        offset += matrix.bytes();
+        offset += bytes_of(matrix);
         run(matrix, args);
       }
     };
@@ -322,7 +289,7 @@ void sweep(Timer& timer, const char* path) {
               timer.us(matrix, {{args, [&](const LinearArgs& a) { timer.streams.run({timer.stream, true}, a, c); }}})[0];
           std::fprintf(csv, "%s,%s,%d,%d,%d,%d,%d,%d,%d,%d,%d,%d,%.3f,%.3f\n", model.name, matrix.name, m, c.tokens, c.tile.rows,
                        c.tile.groups, c.tile.boxes, c.split, c.ctas, c.stages, c.window, i == 0, us,
-                       static_cast<double>(matrix.bytes()) / kBytesPerUs / us);
+                       static_cast<double>(bytes_of(matrix)) / kBytesPerUs / us);
           if (i == 0) chosen_us = us;
           if (us < best_us) best_us = us, best = c;
         }
@@ -334,56 +301,32 @@ void sweep(Timer& timer, const char* path) {
   std::fclose(csv);
 }
 
-int run(int count, char** words) {
-  std::vector<std::string> rest;
-  for (int i = 1; i < count; ++i) {
-    if (std::strcmp(words[i], "--libraries") == 0 && i + 1 < count)
-      cuda::lt::add_library_folder(words[++i]);
-    else
-      rest.push_back(words[i]);
-  }
-  const std::string mode = rest.empty() ? "" : rest[0];
-  const std::string more = rest.size() > 1 ? rest[1] : "";
-  if (mode == "check" && (more.empty() || more == "small" || more == "tiles" || more == "small-tiles")) {
-    cudaStream_t stream;
-    MAGA_CUDA(cudaStreamCreate(&stream));
-    return check_linears(stream, more.starts_with("small"), more.ends_with("tiles")) ? 1 : 0;
-  }
+int run(const std::string& mode, const std::string& more) {
+  if (mode == "check" && (more.empty() || more == "small" || more == "tiles" || more == "small-tiles"))
+    return check_linears(make_stream(), more.starts_with("small"), more.ends_with("tiles")) ? 1 : 0;
   if (mode == "time" && (more.empty() || more == "all")) {
     Timer timer;
     for (const Model& model : kModels)
       if (more == "all" || &model != &kModels[2]) time_linears(timer, model);
     return 0;
   }
-  if (mode == "sweep" && !more.empty()) {
-    Timer timer;
-    sweep(timer, more.c_str());
-    return 0;
-  }
   if (mode == "layer" && more.empty()) {
     Timer timer;
-    time_layers(timer);
-    return 0;
+    return time_layers(timer), 0;
   }
-  if (mode == "tiles" && !more.empty()) {
+  if ((mode == "sweep" || mode == "tiles") && !more.empty()) {
     Timer timer;
-    sweep_tiles(timer, more.c_str());
+    mode == "sweep" ? sweep(timer, more.c_str()) : sweep_tiles(timer, more.c_str());
     return 0;
   }
-  std::fprintf(stderr,
-               "usage: cuda_linear check [small|tiles|small-tiles] | time [all] | layer | sweep FILE.csv | tiles FILE.csv  "
-               "[--libraries FOLDER]\n");
-  return 2;
+  return -1;
 }
 
 }  // namespace
 }  // namespace maga::bench
 
 int main(int count, char** words) {
-  try {
-    return maga::bench::run(count, words);
-  } catch (const maga::Error& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return 1;
-  }
+  return maga::bench::run_program(
+      count, words, "cuda_linear check [small|tiles|small-tiles] | time [all] | layer | sweep FILE.csv | tiles FILE.csv",
+      maga::bench::run);
 }

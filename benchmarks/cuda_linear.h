@@ -32,8 +32,13 @@ __host__ __device__ inline uint32_t hash(uint64_t index, uint32_t seed) {
   return h;
 }
 
-// Uniform in [-scale, scale).
-void fill(DType type, void* data, int64_t count, float scale, uint32_t seed);
+// In [-1, 1).
+__host__ __device__ inline float uniform(int64_t i, uint32_t seed) {
+  return static_cast<float>(hash(i, seed) >> 8) * (2.f / 16777216.f) - 1.f;
+}
+
+// Uniform in [-scale, scale), some of them times `outlier`.
+void fill(DType type, void* data, int64_t count, float scale, uint32_t seed, float outlier = 1);
 
 class Graph {
  public:

@@ -98,9 +98,7 @@ int check_linears(cudaStream_t stream, bool small, bool only_tiles) {
   if (!only_tiles) check_calls(checker, small);
   for (const DType type : {DType::bf16, DType::f16})
     for (const int m : {1, 8, 16, 31, 64, 100, 256}) checker.check_overlap(type, m, 1024, 2048, 12);
-  std::printf("%d cases, %d failures, the worst error at %.2f of its limit\n", checker.cases(), checker.failures(),
-              checker.nearest());
-  return checker.failures();
+  return checker.report();
 }
 
 }  // namespace maga::bench

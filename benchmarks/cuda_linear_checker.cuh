@@ -8,6 +8,7 @@
 #include <string>
 
 #include "backends/cuda/linear_gemm.h"
+#include "backends/cuda/linear_quantize.h"
 #include "backends/cuda/linear_stream.h"
 #include "backends/cuda/linear_tiles.h"
 #include "cuda_linear.h"
@@ -27,13 +28,20 @@ __device__ inline double value_at(DType type, const void* data, int64_t i) {
   }
 }
 
+// Numbers as a kernel is to take them.
+struct Numbers {
+  DType type;
+  const void* data;
+  int64_t stride;
+};
+
 // sums (m, rows) = x · weightᵀ
-static __global__ void reference(LinearArgs a, int rows, double* sums) {
+static __global__ void reference(Numbers x, Numbers weight, int rows, int k, double* sums) {
   const int row = blockIdx.x * kCheckThreads + threadIdx.x, token = blockIdx.y;
   if (row >= rows) return;
   double sum = 0;
-  for (int i = 0; i < a.k; ++i)
-    sum += value_at(a.type, a.weight, int64_t{row} * a.k + i) * value_at(a.type, a.x, token * a.x_stride + i);
+  for (int i = 0; i < k; ++i)
+    sum += value_at(weight.type, weight.data, row * weight.stride + i) * value_at(x.type, x.data, token * x.stride + i);
   sums[int64_t{token} * rows + row] = sum;
 }
 
@@ -46,8 +54,15 @@ __device__ inline double activate(ActivationKind kind, double x) {
   }
 }
 
-// The largest error, as |value - true| / (1 + |true|); a NaN counts as 10^9. `a.residual` holds what it held before the call.
-static __global__ void compare(LinearArgs a, const double* sums, int slabs, float* worst) {
+struct Verdict {
+  float worst;     // |value - true| / (1 + |true|); a NaN counts as 10^9
+  int strays;      // bytes written beside the result
+  double squares;  // of the differences, and of what is true
+  double true_squares;
+};
+
+// `a.residual` holds what it held before the call.
+static __global__ void compare(LinearArgs a, const double* sums, int slabs, Verdict* verdict) {
   const int column = blockIdx.x * kCheckThreads + threadIdx.x, token = blockIdx.y;
   if (column >= a.n) return;
   auto full = [&](int row, int rows) {
@@ -62,7 +77,9 @@ static __global__ void compare(LinearArgs a, const double* sums, int slabs, floa
     value = value_at(a.out_type, a.out, token * a.out_stride + column);
   }
   const double error = abs(value - right) / (1 + abs(right));
-  atomicMax(reinterpret_cast<int*>(worst), __float_as_int(error == error ? static_cast<float>(error) : 1e9f));
+  atomicMax(reinterpret_cast<int*>(&verdict->worst), __float_as_int(error == error ? static_cast<float>(error) : 1e9f));
+  atomicAdd(&verdict->squares, (value - right) * (value - right));
+  atomicAdd(&verdict->true_squares, right * right);
 }
 
 // Bytes that are not poison, outside of `rows` rows of `width` bytes.
@@ -92,13 +109,19 @@ struct Case {
                   gated ? concat(", gated ", static_cast<int>(activation)) : "", slabs ? ", slabs" : "", ", x ", x_shift, "+",
                   x_pad, ", out ", out_shift, "+", out_pad);
   }
-  // Half a unit in the last place; cuBLASLt may round before it adds, a gated linear in three steps rounds three times.
-  float limit(bool own) const {
-    if (slabs || out_f32 || type == DType::f32) return 1e-4f;
-    const bool adds = bias || residual != none;
-    return (type == DType::bf16 ? 4e-3f : 6e-4f) * (own ? 1.f : gated ? 3.5f : adds ? 2.f : 1.f);
-  }
 };
+
+struct Limits {
+  float worst;             // of an element, as in Verdict
+  double relative = 1e30;  // of all together: the root of the mean square, to that of what is true
+};
+
+// Half a unit in the last place; cuBLASLt may round before it adds, a gated linear in three steps rounds three times.
+inline Limits limits_of_rounding(const Case& c, bool own) {
+  if (c.slabs || c.out_f32 || c.type == DType::f32) return {1e-4f};
+  const bool adds = c.bias || c.residual != Case::none;
+  return {(c.type == DType::bf16 ? 4e-3f : 6e-4f) * (own ? 1.f : c.gated ? 3.5f : adds ? 2.f : 1.f)};
+}
 
 // One of our kernels in one configuration.
 struct Configured {
@@ -111,11 +134,14 @@ class Checker {
  public:
   explicit Checker(cudaStream_t stream) : queue_{stream, false} {}
 
-  // Gives `call` another weight; in `dense`, which the result is compared with, it puts the same numbers.
-  std::function<void(const Case&, uint32_t seed, const LinearArgs& dense, LinearArgs* call)> weights;
+  // Gives the call another weight, and tells the numbers that it stands for.
+  std::function<Numbers(const Case&, uint32_t seed, LinearArgs* call)> weights;
   std::string about;  // the weights, for messages
-  // The least limit, if the kernel may round weights otherwise than what it is compared with.
-  std::function<float(DType)> rounding;
+  // What the kernel that takes the call makes of the tokens, if not what they are.
+  std::function<Numbers(const LinearArgs& call)> tokens;
+  float outlier = 1;  // how much larger some columns of tokens are than the rest
+  // `own`: in a configuration that the check gives.
+  std::function<Limits(const Case&, bool own)> limits = limits_of_rounding;
 
   void check(const Case& c, const cuda::StreamConfig& config) {
     check(c, Configured{config.split, [&](const LinearArgs& args) { streams_.run(queue_, args, config); },
@@ -123,12 +149,16 @@ class Checker {
                                config.stages, ", window ", config.window)});
   }
   void check(const Case& c, const cuda::TileConfig& config) {
-    check(c, Configured{config.split, [&](const LinearArgs& args) { tiles_.run(queue_, args, config); },
+    const auto run = [&](LinearArgs args) {
+      if (args.layout.form == cuda::WeightForm::fp8) args = cuda::linear_quantize(queue_, args, args.widened);
+      tiles_.run(queue_, args, config);
+    };
+    check(c, Configured{config.split, run,
                         concat("tile ", 64 * config.tile.groups, " x ", config.tile.rows, ", shared ",
                                config.share_weights ? "weights" : "tokens", ", split ", config.split)});
   }
-  // Without one whatever Linears takes.
-  void check(const Case& c, const std::optional<Configured>& config = {}) {
+  // Without one whatever Linears takes. Returns the relative error.
+  double check(const Case& c, const std::optional<Configured>& config = {}) {
     const int rows = c.gated ? 2 * c.n : c.n;
     const int64_t x_stride = c.k + c.x_pad, out_stride = c.n + c.out_pad, residual_stride = c.n + 24;
     const DType out_type = c.out_f32 ? DType::f32 : c.type;
@@ -136,7 +166,7 @@ class Checker {
     const float scale = 1.7f / std::sqrt(static_cast<float>(c.k));
     const uint32_t seed = ++cases_;
     fill(c.type, weight_.at(), int64_t{rows} * c.k, scale, seed);
-    fill(c.type, x_.at(), c.m * x_stride + c.x_shift, 1.7f, seed + 1);
+    fill(c.type, x_.at(), c.m * x_stride + c.x_shift, 1.7f, seed + 1, outlier);
     fill(c.type, bias_.at(), rows, 1.f, seed + 2);
     fill(c.type, residual_.at(), c.m * residual_stride, 1.f, seed + 3);
     LinearArgs args{.weight = weight_.at(),
@@ -152,13 +182,15 @@ class Checker {
                     .bias = c.bias ? bias_.at() : nullptr,
                     .gated = c.gated,
                     .activation = c.activation,
-                    .scratch = scratch_.at()};
+                    .scratch = scratch_.at(),
+                    .widened = widened_.at()};
     LinearArgs call = args;
-    if (weights) weights(c, seed, args, &call);
+    Numbers weight{c.type, args.weight, c.k}, x{c.type, args.x, x_stride};
+    if (weights) weight = weights(c, seed, &call);
     int slabs = 0;
     if (c.slabs) {
       slabs = config ? config->split : cuda::slabs_of(call);
-      if (slabs < 2) return;
+      if (slabs < 2) return 0;
       args.slabs = call.slabs = static_cast<float*>(out_.at(kMargin));
     }
     const int64_t used = c.slabs ? int64_t{slabs} * c.m * c.n * 4 : c.m * out_stride * out + c.out_shift * out;
@@ -167,7 +199,8 @@ class Checker {
                    int64_t{rows} * c.m * 8 <= static_cast<int64_t>(sums_.bytes()),
                c.name());
     MAGA_CUDA(cudaMemsetAsync(out_.at(), kPoison, held, queue_.stream));
-    MAGA_CUDA(cudaMemsetAsync(verdict_.at(), 0, 8, queue_.stream));
+    MAGA_CUDA(cudaMemsetAsync(widened_.at(), kPoison, 1 << 22, queue_.stream));
+    MAGA_CUDA(cudaMemsetAsync(verdict_.at(), 0, sizeof(Verdict), queue_.stream));
     if (c.residual != Case::none) {
       args.residual = call.residual = residual_.at();
       args.residual_stride = call.residual_stride = residual_stride;
@@ -182,34 +215,34 @@ class Checker {
       config->run(call);
     else
       linears_.run(queue_, call);
-    reference<<<dim3((rows + kCheckThreads - 1) / kCheckThreads, c.m), kCheckThreads, 0, queue_.stream>>>(
-        args, rows, static_cast<double*>(sums_.at()));
-    auto* const worst = static_cast<float*>(verdict_.at());
-    auto* const strays = static_cast<int*>(verdict_.at(4));
-    compare<<<dim3((c.n + kCheckThreads - 1) / kCheckThreads, c.m), kCheckThreads, 0, queue_.stream>>>(
-        args, static_cast<double*>(sums_.at()), slabs, worst);
+    if (tokens) x = tokens(call);
+    auto* const sums = static_cast<double*>(sums_.at());
+    auto* const verdict = static_cast<Verdict*>(verdict_.at());
+    const auto blocks = [&](int count) { return dim3((count + kCheckThreads - 1) / kCheckThreads, c.m); };
+    reference<<<blocks(rows), kCheckThreads, 0, queue_.stream>>>(x, weight, rows, c.k, sums);
+    compare<<<blocks(c.n), kCheckThreads, 0, queue_.stream>>>(args, sums, slabs, verdict);
     if (c.slabs)
-      stray<<<256, kCheckThreads, 0, queue_.stream>>>(static_cast<uint8_t*>(out_.at()), held, kMargin, used, 1, used, strays);
+      stray<<<256, kCheckThreads, 0, queue_.stream>>>(static_cast<uint8_t*>(out_.at()), held, kMargin, used, 1, used,
+                                                      &verdict->strays);
     else
       stray<<<256, kCheckThreads, 0, queue_.stream>>>(static_cast<uint8_t*>(out_.at()), held, kMargin + c.out_shift * out,
-                                                      out_stride * out, c.m, c.n * out, strays);
+                                                      out_stride * out, c.m, c.n * out, &verdict->strays);
     MAGA_CUDA(cudaGetLastError());
-    struct {
-      float worst;
-      int strays;
-    } verdict;
-    MAGA_CUDA(cudaMemcpyAsync(&verdict, verdict_.at(), 8, cudaMemcpyDeviceToHost, queue_.stream));
+    Verdict found;
+    MAGA_CUDA(cudaMemcpyAsync(&found, verdict, sizeof found, cudaMemcpyDeviceToHost, queue_.stream));
     MAGA_CUDA(cudaStreamSynchronize(queue_.stream));
-    const float limit = std::max(c.limit(config.has_value()), rounding ? rounding(c.type) * (c.gated ? 3.f : 1.f) : 0.f);
-    const float share = verdict.worst / limit;
+    const Limits limit = limits(c, config.has_value());
+    const double relative = std::sqrt(found.squares / found.true_squares);
+    const float share = std::max(found.worst / limit.worst, static_cast<float>(relative / limit.relative));
     nearest_ = std::max(nearest_, share);
-    if (share <= 1 && verdict.strays == 0) return;
+    if (share <= 1 && found.strays == 0) return relative;
     if (++failures_ <= 40) {
-      std::printf("WRONG %s%s: error %g, limit %g, %d stray bytes", c.name().c_str(), about.c_str(), verdict.worst, limit,
-                  verdict.strays);
+      std::printf("WRONG %s%s: error %g, limit %g, relative %g, %d stray bytes", c.name().c_str(), about.c_str(), found.worst,
+                  limit.worst, relative, found.strays);
       if (config) std::printf(" (%s)", config->name.c_str());
       std::printf("\n");
     }
+    return relative;
   }
 
   // Runs `layers` linears that depend on one another, with overlap and without: the results must agree bit for bit.
@@ -262,9 +295,13 @@ class Checker {
                 inner);
   }
 
-  int cases() const { return cases_; }
-  int failures() const { return failures_; }
-  float nearest() const { return nearest_; }
+  // Prints the number of cases and failures; returns the failures.
+  int report() const {
+    std::printf("%d cases, %d failures, the worst error at %.2f of its limit\n", cases_, failures_, nearest_);
+    return failures_;
+  }
+  cudaStream_t stream() const { return queue_.stream; }
+  bool tiles_take(const LinearArgs& call) const { return tiles_.takes(call); }
 
  private:
   static constexpr int64_t kMargin = 4096;  // bytes before and after a result
@@ -273,8 +310,8 @@ class Checker {
   cuda::Linears linears_;
   cuda::Streams streams_;
   cuda::Tiles tiles_;
-  DeviceBuffer weight_{64 << 20}, x_{16 << 20}, bias_{1 << 20}, residual_{16 << 20}, out_{64 << 20}, sums_{128 << 20}, verdict_{8},
-      scratch_{cuda::linear_scratch_bytes(512, 4096, DType::f32)};
+  DeviceBuffer weight_{64 << 20}, x_{16 << 20}, bias_{1 << 20}, residual_{16 << 20}, out_{64 << 20}, sums_{128 << 20},
+      verdict_{sizeof(Verdict)}, scratch_{cuda::linear_scratch_bytes(512, 4096, DType::f32)}, widened_{cuda::kWidenedBytes};
   int cases_ = 0, failures_ = 0;
   float nearest_ = 0;
 };

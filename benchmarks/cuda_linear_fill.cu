@@ -5,9 +5,9 @@ namespace {
 
 constexpr int kThreads = 256;
 
-__global__ void fill_kernel(DType type, void* data, int64_t count, float scale, uint32_t seed) {
+__global__ void fill_kernel(DType type, void* data, int64_t count, float scale, uint32_t seed, float outlier) {
   for (int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x; i < count; i += int64_t{gridDim.x} * kThreads) {
-    const float value = (static_cast<float>(hash(i, seed) >> 8) * (2.f / 16777216.f) - 1.f) * scale;
+    const float value = uniform(i, seed) * scale * (i % 97 == 5 ? outlier : 1.f);
     if (type == DType::f16)
       static_cast<__half*>(data)[i] = __float2half(value);
     else if (type == DType::bf16)
@@ -19,9 +19,9 @@ __global__ void fill_kernel(DType type, void* data, int64_t count, float scale, 
 
 }  // namespace
 
-void fill(DType type, void* data, int64_t count, float scale, uint32_t seed) {
+void fill(DType type, void* data, int64_t count, float scale, uint32_t seed, float outlier) {
   const int64_t blocks = std::min<int64_t>((count + kThreads - 1) / kThreads, 4096);
-  fill_kernel<<<static_cast<unsigned>(blocks), kThreads>>>(type, data, count, scale, seed);
+  fill_kernel<<<static_cast<unsigned>(blocks), kThreads>>>(type, data, count, scale, seed, outlier);
   MAGA_CUDA(cudaGetLastError());
 }
 

@@ -10,40 +10,25 @@
 #include "cuda_linear_quantized.h"
 
 #include <cstdio>
-#include <cstring>
-#include <memory>
 #include <string>
 
-#include "backends/cuda/cublaslt.h"
 #include "backends/cuda/rows.h"
+#include "cuda_linear_time.h"
 
 namespace maga::bench {
 namespace {
 
 using cuda::LinearArgs;
 
-constexpr double kBytesPerUs = 4.51e6;
 constexpr int64_t kDistinctBytes = 500'000'000;
-constexpr int kMostLaunches = 64, kTimings = 5;
+constexpr int kMostLaunches = 64;
 
-struct Matrix {
-  const char* name;
-  int n, k;  // gated: 2 n rows
-  bool gated, split;
-  int64_t rows() const { return int64_t{n} * (gated ? 2 : 1); }
-};
-constexpr Matrix kMatrices[] = {{"qkv", 6144, 4096, false, true},
-                                {"o", 4096, 4096, false, true},
-                                {"gate_up", 14336, 4096, true, false},
-                                {"down", 4096, 14336, false, true}};
+const std::vector<Matrix> kMatrices(kLlama3_8B.begin(), kLlama3_8B.end() - 1);  // the head stays as it is
 constexpr int kLayers = 32;
 
 class Timer {
  public:
   Timer() : coded_(int64_t{28672} * 4096) {
-    MAGA_CUDA(cudaStreamCreate(&stream));
-    MAGA_CUDA(cudaEventCreate(&begin_));
-    MAGA_CUDA(cudaEventCreate(&end_));
     fill(DType::bf16, weights_.at(), static_cast<int64_t>(weights_.bytes() / 2), 0.03f, 1);
     fill(DType::bf16, x_.at(), static_cast<int64_t>(x_.bytes() / 2), 1.7f, 2);
     fill(DType::bf16, residual_.at(), static_cast<int64_t>(residual_.bytes() / 2), 1.f, 3);
@@ -87,7 +72,7 @@ class Timer {
     return call;
   }
 
-  // Microseconds a launch: the median of several timings. `slabs`: how many it leaves.
+  // Microseconds a launch. `slabs`: how many it leaves.
   double us(const Matrix& matrix, const LinearArgs& args, int slabs, const std::function<void(const LinearArgs&)>& run) {
     const double flops = 2. * args.m * static_cast<double>(matrix.rows()) * matrix.k;
     const int launches = std::max(std::min(copies_, kMostLaunches), std::min(12, static_cast<int>(4e12 / flops)));
@@ -110,22 +95,9 @@ class Timer {
       cuda::norm({stream, true}, DType::bf16, norm);
     };
     each(0);  // chooses and loads kernels
-    const Graph graph(stream, [&] {
+    return stopwatch_.us(stream, [&] {
       for (int i = 0; i < launches; ++i) each(i);
-    });
-    graph.launch(stream);
-    std::vector<double> times;
-    for (int i = 0; i < kTimings; ++i) {
-      float ms = 0;
-      MAGA_CUDA(cudaEventRecord(begin_, stream));
-      graph.launch(stream);
-      MAGA_CUDA(cudaEventRecord(end_, stream));
-      MAGA_CUDA(cudaStreamSynchronize(stream));
-      MAGA_CUDA(cudaEventElapsedTime(&ms, begin_, end_));
-      times.push_back(ms * 1e3 / launches);
-    }
-    std::ranges::sort(times);
-    return times[kTimings / 2];
+    }) / launches;
   }
   double us(const Matrix& matrix, int m) {
     const LinearArgs call = args_of_step(matrix, m);
@@ -137,7 +109,7 @@ class Timer {
     return layout_.form == cuda::WeightForm::dense ? weights_.at(i * bytes_) : units_.at(i * bytes_);
   }
 
-  cudaStream_t stream = nullptr;
+  cudaStream_t stream = make_stream();
   cuda::Linears linears;
   cuda::Affines affines;
 
@@ -149,7 +121,7 @@ class Timer {
   cuda::WeightLayout layout_;
   int64_t bytes_ = 0;
   int copies_ = 1;
-  cudaEvent_t begin_ = nullptr, end_ = nullptr;
+  Stopwatch stopwatch_;
 };
 
 std::string name_of(const cuda::AffineConfig& c) {
@@ -169,7 +141,7 @@ void time_linears(Timer& timer) {
   for (const CodeForm& form : forms) {
     std::printf("%s\n%-8s %5s %9s %7s %9s\n", form.name().c_str(), "", "m", "us", "share", "bf16");
     std::vector<double> sums(std::size(kTokens)), dense_sums(std::size(kTokens));
-    for (size_t i = 0; i < std::size(kMatrices); ++i) {
+    for (size_t i = 0; i < kMatrices.size(); ++i) {
       const Matrix& matrix = kMatrices[i];
       timer.prepare(matrix, &form);
       for (size_t t = 0; t < std::size(kTokens); ++t) {
@@ -222,42 +194,22 @@ void sweep(Timer& timer, const char* path) {
   std::fclose(csv);
 }
 
-int run(int count, char** words) {
-  std::vector<std::string> rest;
-  for (int i = 1; i < count; ++i) {
-    if (std::strcmp(words[i], "--libraries") == 0 && i + 1 < count)
-      cuda::lt::add_library_folder(words[++i]);
-    else
-      rest.push_back(words[i]);
-  }
-  const std::string mode = rest.empty() ? "" : rest[0], more = rest.size() > 1 ? rest[1] : "";
-  if (mode == "check" && (more.empty() || more == "small")) {
-    cudaStream_t stream;
-    MAGA_CUDA(cudaStreamCreate(&stream));
-    return check_quantized(stream, more == "small") ? 1 : 0;
-  }
+int run(const std::string& mode, const std::string& more) {
+  if (mode == "check" && (more.empty() || more == "small")) return check_quantized(make_stream(), more == "small") ? 1 : 0;
   if (mode == "time" && more.empty()) {
     Timer timer;
-    time_linears(timer);
-    return 0;
+    return time_linears(timer), 0;
   }
   if (mode == "sweep" && !more.empty()) {
     Timer timer;
-    sweep(timer, more.c_str());
-    return 0;
+    return sweep(timer, more.c_str()), 0;
   }
-  std::fprintf(stderr, "usage: cuda_linear_quantized check [small] | time | sweep FILE.csv  [--libraries FOLDER]\n");
-  return 2;
+  return -1;
 }
 
 }  // namespace
 }  // namespace maga::bench
 
 int main(int count, char** words) {
-  try {
-    return maga::bench::run(count, words);
-  } catch (const maga::Error& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return 1;
-  }
+  return maga::bench::run_program(count, words, "cuda_linear_quantized check [small] | time | sweep FILE.csv", maga::bench::run);
 }

@@ -1,141 +1,87 @@
-"""Load on a server over HTTP: many streams at once, output tokens a second, and how long clients wait.
+"""Load on a server over HTTP: many streams at once, output tokens a second, how long clients wait, and what the front end costs.
 
-    python benchmarks/serve.py http://localhost:8088 [--concurrency 256 --requests 1000 --in 512 --out 128]
-    python benchmarks/serve.py --start benchmarks/shapes/llama-3-8b.json -- --load-format dummy     # a server of its own
+    python benchmarks/serve.py                                    # the demo model on two cores, beside the engine without HTTP
+    python benchmarks/serve.py --start benchmarks/shapes/llama-3-8b.json --concurrency 256 -- --load-format dummy
+    python benchmarks/serve.py http://localhost:8088 --in 512 --out 128      # a server that runs already
 
 Streams `/v1/completions` with prompts of random token ids, greedy, past end-of-text tokens; any server with vLLM's fields of that
-route can be measured. The clients are processes of their own (--clients), so that they do not hold up what they measure.
+route can be measured. With a model, rounds alternate between the engine alone (offline_load.py) and a server, each a process of its
+own with the same settings. Their speeds depend on what else the machine does; CPU times per token do so little. The server's are
+by thread: the engine's are named maga-*, all others are the front end. The clients share the cores and are counted apart.
 """
 
 import argparse
-import asyncio
 import contextlib
 import json
 import os
+import pathlib
+import platform
 import signal
+import statistics
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 
-import httpx
 import numpy as np
+from engine import cpu_name
+from http_load import Load, Seen, client
+from maga_transformer.demo import demo_model
+from rich.console import Console
+from rich.table import Table
+
+_TICK = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
-class Load:
-    url: str
-    model: str
-    requests: int
-    concurrency: int
-    tokens_in: int
-    tokens_out: int
-    vocab: int
-    seed: int
+class ThreadTimes:
+    """CPU seconds of a server's threads since they began."""
+
+    engine: float
+    front: float
+
+    @staticmethod
+    def of(process: int) -> "ThreadTimes":
+        seconds = {True: 0.0, False: 0.0}
+        for thread in pathlib.Path(f"/proc/{process}/task").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # it has ended meanwhile
+                name, _, figures = (thread / "stat").read_text().partition("(")[2].rpartition(") ")
+                user, system = figures.split()[11:13]
+                seconds[name.startswith("maga-")] += (int(user) + int(system)) / _TICK
+        return ThreadTimes(engine=seconds[True], front=seconds[False])
 
 
-@dataclass
-class Seen:
-    """By one client or by all of them. Times in seconds."""
-
-    first: list[float] = field(default_factory=list)  # from sending a request to its first token
-    between: list[float] = field(default_factory=list)  # pieces of one stream; a piece is a token unless the server joins some
-    tokens: int = 0
-    begun: float = float("inf")  # clock of the machine, which all processes share
-    ended: float = 0.0
-
-    def add(self, other: "Seen") -> None:
-        self.first += other.first
-        self.between += other.between
-        self.tokens += other.tokens
-        self.begun, self.ended = min(self.begun, other.begun), max(self.ended, other.ended)
+@dataclass(frozen=True)
+class Round:
+    http: Seen
+    threads: ThreadTimes | None = None
+    offline: Seen | None = None
 
 
-def client(load: Load) -> Seen:
-    return asyncio.run(_client(load))
-
-
-async def _client(load: Load) -> Seen:
-    prompts = np.random.default_rng(load.seed).integers(0, load.vocab, (load.requests, load.tokens_in)).tolist()
-    waiting = iter(prompts)
-    seen = Seen()
-    limits = httpx.Limits(max_connections=load.concurrency, max_keepalive_connections=load.concurrency)
-    async with httpx.AsyncClient(base_url=load.url, timeout=600, limits=limits, trust_env=False) as http:
-
-        async def lane() -> None:
-            for prompt in waiting:
-                await _stream(http, load, prompt, seen)
-
-        seen.begun = time.monotonic()
-        await asyncio.gather(*(lane() for _ in range(min(load.concurrency, load.requests))))
-        seen.ended = time.monotonic()
-    return seen
-
-
-async def _stream(http: httpx.AsyncClient, load: Load, prompt: list[int], seen: Seen) -> None:
-    body = {
-        "model": load.model,
-        "prompt": prompt,
-        "max_tokens": load.tokens_out,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    last = time.monotonic()
-    pieces = 0
-    async with http.stream("POST", "/v1/completions", json=body) as answer:
-        if answer.status_code != 200:
-            raise RuntimeError(f"{answer.status_code}: {(await answer.aread()).decode()[:500]}")
-        rest = b""
-        async for data in answer.aiter_raw():
-            *lines, rest = (rest + data).split(b"\n")
-            for line in lines:
-                if not line.startswith(b"data: {"):
-                    continue
-                if b'"choices":[{' in line:
-                    now = time.monotonic()
-                    (seen.between if pieces else seen.first).append(now - last)
-                    last, pieces = now, pieces + 1
-                elif b'"usage"' in line:
-                    seen.tokens += json.loads(line[6:])["usage"]["completion_tokens"]
-                elif b'"error"' in line:
-                    raise RuntimeError(line.decode()[:500])
-
-
-def measure(url: str, args: argparse.Namespace, requests: int, seed: int) -> Seen:
-    with httpx.Client(base_url=url, timeout=60, trust_env=False) as http:
-        model = http.get("/v1/models").json()["data"][0]["id"]
-    clients = max(1, min(args.clients, args.concurrency, requests))
-    loads = [
-        Load(
-            url=url,
-            model=model,
-            requests=len(range(i, requests, clients)),
-            concurrency=len(range(i, args.concurrency, clients)),
-            tokens_in=args.tokens_in,
-            tokens_out=args.tokens_out,
-            vocab=args.vocab,
-            seed=seed * 1000 + i,
-        )
-        for i in range(clients)
-    ]
+def measure(url: str, load: Load, clients: int) -> Seen:
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"{url}/v1/models", timeout=60) as answer:
+        model = json.load(answer)["data"][0]["id"]
+    clients = max(1, min(clients, load.concurrency, load.requests))
     total = Seen()
     with ProcessPoolExecutor(clients, mp_context=get_context("spawn")) as pool:
-        for seen in pool.map(client, loads):
+        for seen in pool.map(client, [url] * clients, [model] * clients, [load.share(i, clients) for i in range(clients)]):
             total.add(seen)
     return total
 
 
+def warm(load: Load) -> Load:
+    return replace(load, requests=min(load.requests, load.concurrency), seed=load.seed + 1)
+
+
 @contextlib.contextmanager
-def server(path: str, settings: list[str]) -> Iterator[str]:
-    """A server on a free port, and its address. What it prints goes on to stderr."""
+def server(model: str, settings: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """A server on a free port: its address and its process. What it prints goes on to stderr."""
     environment = {**os.environ, "START_PORT": "0", "MAGA_HOST": "127.0.0.1"}
-    command = [sys.executable, "-m", "maga_transformer.start_server", path, *settings]
+    command = [sys.executable, "-m", "maga_transformer.start_server", model, *settings]
     process = subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE)
     address: list[str] = []
     ready = threading.Event()
@@ -154,42 +100,107 @@ def server(path: str, settings: list[str]) -> Iterator[str]:
         ready.wait()
         if not address:
             sys.exit("the server ended; its messages are above")
-        yield address[0]
+        yield address[0], process.pid
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait()
 
 
-def report(seen: Seen, args: argparse.Namespace) -> None:
-    seconds = seen.ended - seen.begun
-    print(
-        f"{args.requests} requests, {args.concurrency} at once, {args.tokens_in} tokens in, {args.tokens_out} out: "
-        f"{seen.tokens / seconds:,.0f} output tokens/s, {args.requests / seconds:.1f} requests/s, {seconds:.1f} s"
-    )
-    for label, values in (("first token", seen.first), ("between tokens", seen.between)):
+def online(model: str, settings: Sequence[str], load: Load, clients: int) -> Round:
+    with server(model, settings) as (url, process):
+        measure(url, warm(load), clients)
+        before = ThreadTimes.of(process)
+        seen = measure(url, load, clients)
+        after = ThreadTimes.of(process)
+    return Round(seen, ThreadTimes(engine=after.engine - before.engine, front=after.front - before.front))
+
+
+def offline(model: str, settings: Sequence[str], load: Load) -> Seen:
+    script = pathlib.Path(__file__).with_name("offline_load.py")
+    command = [sys.executable, str(script), model, "--load", json.dumps(asdict(load)), *settings]
+    told = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if told.returncode:
+        sys.exit("the engine ended; its messages are above")
+    figures = json.loads(told.stdout.splitlines()[-1])
+    return Seen(tokens=figures["tokens"], cpu=figures["cpu"], begun=0.0, ended=figures["seconds"])
+
+
+def report(rounds: Sequence[Round], load: Load) -> None:
+    console = Console(width=132)
+    rows = [_row(one) for one in rounds]
+    table = Table(title=f"{load.requests} requests, {load.concurrency} at once, {load.tokens_in} tokens in, {load.tokens_out} out")
+    for column in ("round", *rows[0]):
+        table.add_column(column, justify="right")
+    medians = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
+    for label, row in [*((str(at + 1), row) for at, row in enumerate(rows)), ("median", medians)]:
+        table.add_row(label, *(f"{value:,.{2 if ' / ' in name else 0}f}" for name, value in row.items()))
+    console.print(table)
+    for label, values in (
+        ("first token", [t for one in rounds for t in one.http.first]),
+        ("between tokens", [t for one in rounds for t in one.http.between]),
+    ):
         p50, p90, p99 = (np.percentile(values, (50, 90, 99)) * 1e3).tolist() if values else (0.0, 0.0, 0.0)
-        print(f"{label:15} p50 {p50:9.2f} ms   p90 {p90:9.2f} ms   p99 {p99:9.2f} ms")
-    wanted = args.requests * args.tokens_out
-    if seen.tokens != wanted:
-        print(f"note: {wanted} output tokens were asked for, {seen.tokens} came")
+        console.print(f"{label:15} p50 {p50:9.2f} ms   p90 {p90:9.2f} ms   p99 {p99:9.2f} ms")
+    wanted = load.requests * load.tokens_out
+    for one in rounds:
+        if one.http.tokens != wanted:
+            console.print(f"note: {wanted} output tokens were asked for, {one.http.tokens} came")
+
+
+def _row(one: Round) -> dict[str, float]:
+    row: dict[str, float] = {}
+    speed = one.http.tokens / one.http.seconds
+    if one.offline:
+        alone = one.offline.tokens / one.offline.seconds
+        row |= {"offline tokens/s": alone, "HTTP tokens/s": speed, "HTTP / offline": speed / alone}
+    else:
+        row["HTTP tokens/s"] = speed
+    client_cpu = one.http.cpu / one.http.tokens * 1e6
+    if one.threads:
+        engine, front = (seconds / one.http.tokens * 1e6 for seconds in (one.threads.engine, one.threads.front))
+        row |= {"front end µs": front, "engine µs": engine}
+    row["client µs"] = client_cpu
+    if one.offline and one.threads:
+        alone = one.offline.cpu / one.offline.tokens * 1e6
+        row |= {"offline µs": alone, "offline / HTTP by CPU time": alone / (engine + front + client_cpu)}
+    return row
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("url", nargs="?", default="http://localhost:8088")
-    parser.add_argument("--start", metavar="MODEL", help="start a server for this model; settings for it follow after --")
-    parser.add_argument("--concurrency", type=int, default=256)
-    parser.add_argument("--requests", type=int, default=1000)
-    parser.add_argument("--in", dest="tokens_in", type=int, default=512)
-    parser.add_argument("--out", dest="tokens_out", type=int, default=128)
+    parser.add_argument("url", nargs="?", help="of a server that runs; without: a server of its own")
+    parser.add_argument("--start", metavar="MODEL", help="its model, by default the demo's; settings for it follow after --")
+    parser.add_argument("--concurrency", type=int, default=64)
+    parser.add_argument("--requests", type=int, help="by default four times the concurrency")
+    parser.add_argument("--in", dest="tokens_in", type=int, default=128)
+    parser.add_argument("--out", dest="tokens_out", type=int, default=64)
     parser.add_argument("--vocab", type=int, default=32000, help="prompt ids are below this")
-    parser.add_argument("--clients", type=int, default=max(1, min(8, (os.cpu_count() or 2) // 2)), help="processes that ask")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--cores", type=int, help="of this machine that server and clients share; by default two for the demo's model, else all"
+    )
+    parser.add_argument("--clients", type=int, help="processes that ask; by default one for every four cores, at most eight")
+    parser.add_argument("--no-offline", action="store_true", help="do not measure the engine without HTTP")
     own = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else sys.argv[1:]
     args = parser.parse_args(own)
     settings = sys.argv[len(own) + 2 :]
-    with server(args.start, settings) if args.start else contextlib.nullcontext(args.url) as url:
-        measure(url, args, min(args.requests, args.concurrency), seed=1)  # warm
-        report(measure(url, args, args.requests, seed=2), args)
+    cores = args.cores or (2 if not args.url and not args.start else 0)
+    if cores:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
+    clients = args.clients or max(1, min(8, len(os.sched_getaffinity(0)) // 4))
+    load = Load(args.requests or 4 * args.concurrency, args.concurrency, args.tokens_in, args.tokens_out, args.vocab, seed=1)
+    rounds: list[Round] = []
+    if args.url:
+        measure(args.url, warm(load), clients)
+        rounds += [Round(measure(args.url, load, clients)) for _ in range(args.rounds)]
+    else:
+        model = args.start or str(demo_model())
+        for _ in range(args.rounds):
+            alone = None if args.no_offline else offline(model, settings, load)
+            rounds.append(replace(online(model, settings, load, clients), offline=alone))
+    report(rounds, load)
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    print(f"{cpu_name()}; {len(os.sched_getaffinity(0))} cores; {platform.platform()}; commit {commit or 'unknown'}")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,14 @@ import gguf
 import numpy as np
 import torch
 
+TOKENIZER: dict[str, Any] = {  # of 96 tokens
+    "tokenizer.ggml.model": "llama",
+    "tokenizer.ggml.tokens": [f"t{i}" for i in range(96)],
+    "tokenizer.ggml.scores": [-float(i) for i in range(96)],
+    "tokenizer.ggml.token_type": [1] * 96,
+    "tokenizer.ggml.eos_token_id": 3,
+}
+
 
 def write_gguf(
     path: Path,
@@ -41,13 +49,25 @@ def write_gguf(
     return path
 
 
-# K-quants: where a block keeps its fp16 scales (and that of the minimums), and values for them.
-_K_SCALES = {
+# Types that gguf cannot make: where a block keeps its fp16 scales (and that of the minimums), and values for them that give weights
+# of about the usual size.
+_SCALES: dict[str, dict[int, float]] = {
     "Q2_K": {80: 4e-3, 82: 6e-3},
     "Q3_K": {108: 1e-3},
     "Q4_K": {0: 2e-4, 2: 1.5e-3},
     "Q5_K": {0: 1e-4, 2: 1.5e-3},
     "Q6_K": {208: 6.2e-5},
+    "IQ1_S": {0: 8e-3},
+    "IQ2_XXS": {0: 1e-3},
+    "IQ2_XS": {0: 1e-3},
+    "IQ2_S": {0: 1e-3},
+    "IQ3_XXS": {0: 4e-4},
+    "IQ3_S": {0: 4e-4},
+    "IQ4_NL": {0: 1e-3},
+    "IQ4_XS": {0: 6e-5},
+    "Q1_0": {0: 6e-2},
+    "IQ1_M": {},
+    "NVFP4": {},
 }
 _GGUF_NAMES = {
     "model.embed_tokens": "token_embd",
@@ -95,7 +115,7 @@ def gguf_from_model(
             gguf_type, data = gguf.GGMLQuantizationType.F32, parameter.numpy()
         else:
             gguf_type, data = kind_wanted, _blocks(parameter.numpy(), kind_wanted)
-            parameter.copy_(torch.from_numpy(gguf.quants.dequantize(data, gguf_type)))
+            parameter.copy_(torch.from_numpy(dequantize(data, gguf_type)))
         if architecture == "llama" and ("attn_q." in stored or "attn_k." in stored):
             heads = config.num_attention_heads if "attn_q." in stored else config.num_key_value_heads
             rows = data.shape[0] // heads
@@ -114,13 +134,30 @@ def gguf_from_model(
     return write_gguf(path, {**base_metadata, **metadata}, tensors, architecture=architecture)
 
 
+def dequantize(blocks: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
+    """gguf's own, and Q1_0, which it lacks."""
+    if kind.name != "Q1_0":
+        return gguf.quants.dequantize(blocks, kind)
+    runs = blocks.reshape(-1, 18)
+    scale = runs[:, :2].copy().view(np.float16).astype(np.float32)
+    values = np.where(np.unpackbits(runs[:, 2:], axis=1, bitorder="little"), scale, -scale)
+    return values.reshape(*blocks.shape[:-1], -1)
+
+
 def _blocks(values: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
-    """The values quantised; for K-quants, which gguf cannot make, random blocks of about the size of usual weights."""
-    if kind.name not in _K_SCALES:
+    """The values quantised; for types that gguf cannot make, random blocks."""
+    if kind.name not in _SCALES:
         return gguf.quants.quantize(values, kind)
     elements, nbytes = gguf.GGML_QUANT_SIZES[kind]
     rows, columns = values.shape
-    blocks = np.random.default_rng(rows).integers(0, 256, (rows, columns // elements, nbytes), dtype=np.uint8)
-    for place, scale in _K_SCALES[kind.name].items():
+    random = np.random.default_rng(rows)
+    blocks = random.integers(0, 256, (rows, columns // elements, nbytes), dtype=np.uint8)
+    for place, scale in _SCALES[kind.name].items():
         blocks[:, :, place : place + 2] = np.array([scale], np.float16).view(np.uint8)
+    if kind.name == "IQ1_M":  # the scale lies in the upper halves of four bytes
+        bits = int(np.float16(8e-3).view(np.uint16))
+        for i in range(4):
+            blocks[:, :, 49 + 2 * i] = blocks[:, :, 49 + 2 * i] & 15 | (bits >> (4 * i) & 15) << 4
+    elif kind.name == "NVFP4":
+        blocks[:, :, :4] = random.integers(4, 16, (rows, columns // elements, 4))
     return blocks.reshape(rows, -1)

@@ -12,6 +12,10 @@ sys.path.insert(0, str(Path(__file__).parent))  # cards.py, checkpoints.py, fold
 import cards  # noqa: F401  looks for a GPU before it is hidden
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--bodies", type=int, default=10_000, help="bodies that tests/server draws and sends, of all routes together")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def no_gpu_by_itself() -> Iterator[None]:
     """DEVICE=auto is the CPU in tests, wherever they run; those in tests/gpu and tests/ops ask for the card by name."""

@@ -32,6 +32,7 @@ ELSEWHERE = {
     "chatglm3": ("chatglm by name",),
     "bert": ("bert", "bert-relu"),
     "roberta": ("roberta", "xlm-roberta"),
+    "nomic_bert": ("nomic-bert", "nomic-bert-dynamic"),
 }
 
 

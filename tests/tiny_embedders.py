@@ -17,6 +17,11 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert-relu": ("Bert", {"hidden_act": "relu", "type_vocab_size": 1, "layer_norm_eps": 1e-5}),
     "roberta": ("Roberta", {"pad_token_id": 1, "type_vocab_size": 1}),
     "xlm-roberta": ("XLMRoberta", {"pad_token_id": 1, "type_vocab_size": 1, "max_position_embeddings": 66}),
+    "nomic-bert": ("NomicBert", {"max_position_embeddings": 64, "layer_norm_eps": 1e-5}),
+    "nomic-bert-dynamic": (
+        "NomicBert",
+        {"max_position_embeddings": 32, "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1000.0}},
+    ),
     "qwen2": ("Qwen2", {"num_key_value_heads": 2}),
     "qwen3": ("Qwen3", {"num_key_value_heads": 2, "head_dim": 12}),
     "llama": ("Llama", {"num_key_value_heads": 2}),

@@ -187,13 +187,14 @@ py::dict stats_dict(const EngineStats& s) {
   return py::dict("waiting"_a = s.waiting, "running"_a = s.running, "pages_total"_a = s.pages_total, "pages_live"_a = s.pages_live,
                   "pages_cached"_a = s.pages_cached, "pages_free"_a = s.pages_free, "requests"_a = s.requests,
                   "finished"_a = s.finished, "cancelled"_a = s.cancelled, "failed"_a = s.failed, "preemptions"_a = s.preemptions,
-                  "prompt_tokens"_a = s.prompt_tokens, "cached_tokens"_a = s.cached_tokens, "output_tokens"_a = s.output_tokens,
-                  "steps"_a = s.steps, "model_seconds"_a = s.model_seconds, "sample_seconds"_a = s.sample_seconds,
-                  "host_seconds"_a = s.host_seconds, "overlapped_seconds"_a = s.overlapped_seconds, "least_seconds"_a = s.least.all,
+                  "evictions"_a = s.evictions, "prompt_tokens"_a = s.prompt_tokens, "cached_tokens"_a = s.cached_tokens,
+                  "output_tokens"_a = s.output_tokens, "steps"_a = s.steps, "model_seconds"_a = s.model_seconds,
+                  "sample_seconds"_a = s.sample_seconds, "host_seconds"_a = s.host_seconds,
+                  "overlapped_seconds"_a = s.overlapped_seconds, "least_seconds"_a = s.least.all,
                   "least_weights_seconds"_a = s.least.weights, "least_kv_seconds"_a = s.least.kv,
                   "least_arithmetic_seconds"_a = s.least.arithmetic, "last_step_unix"_a = s.last_step_unix,
                   "corrupted"_a = s.corrupted, "masks"_a = s.masks, "masks_late"_a = s.masks_late, "phase"_a = s.phase,
-                  "device_lost"_a = s.device_lost);
+                  "device_lost"_a = s.device_lost, "loop_lost"_a = s.loop_lost);
 }
 
 }  // namespace
@@ -207,6 +208,7 @@ void bind_masks(py::module_& m) {
       .def_readonly("last_token", &TokenMask::last_token);
   py::class_<MaskQueue, std::shared_ptr<MaskQueue>>(m, "MaskQueue")
       .def("take", &MaskQueue::take, py::call_guard<py::gil_scoped_release>())
+      .def("close", &MaskQueue::close)
       .def(
           "ready",
           [](MaskQueue& queue, TokenMask& mask, const Words& allowed) {

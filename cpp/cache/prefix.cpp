@@ -49,6 +49,7 @@ int32_t PrefixCache::allocate() {
     unlink(page);
     remove(page);
     pool_.give_back(page);
+    ++evicted_;
   }
   return pool_.take();
 }
@@ -87,9 +88,9 @@ PrefixCache::Position PrefixCache::match(std::string_view salt, std::span<const 
     const auto own = block(tokens, position.pages);
     const int32_t page = find(salt, position.entry, own, hash_of(salt, position.entry, own));
     if (page == kNoPage) break;
+    pages->push_back(page);  // may throw, what follows not
     if (pool_.references(page) == 0) unlink(page);
     pool_.hold(page);
-    pages->push_back(page);
     position.entry = entries_[page].number;
   }
   return position;
@@ -110,10 +111,10 @@ void PrefixCache::insert(std::string_view salt, std::span<const int32_t> tokens,
       page = known;
     } else if (known == kNoPage && entries_[page].number == 0) {
       Entry& entry = entries_[page];
+      if (position->entry == 0) entry.salt = salt;  // may throw, what follows not
       entry.number = ++last_number_;
       entry.after = position->entry;
       entry.hash = hash;
-      if (position->entry == 0) entry.salt = salt;
       std::copy(own.begin(), own.end(), tokens_.begin() + page * page_tokens_);
       int32_t& bucket = buckets_[hash & (buckets_.size() - 1)];
       entry.next_in_bucket = bucket;

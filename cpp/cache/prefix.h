@@ -33,6 +33,7 @@ class PrefixCache {
   int64_t page_tokens() const { return page_tokens_; }
   int64_t cached() const { return cached_; }                    // pages that nobody holds and the cache keeps
   int64_t available() const { return pool_.free() + cached_; }  // pages that allocate() can give
+  uint64_t evicted() const { return evicted_; }                 // pages that left the index to others, since start
   int64_t pages_for(int64_t tokens) const { return (tokens + page_tokens_ - 1) / page_tokens_; }
 
   // A page held once; evicts if it must. kNoPage when every page is held.
@@ -84,6 +85,7 @@ class PrefixCache {
   uint64_t last_number_ = 0;
   int32_t oldest_ = kNoPage, newest_ = kNoPage;
   int64_t cached_ = 0;
+  uint64_t evicted_ = 0;
 };
 
 }  // namespace maga

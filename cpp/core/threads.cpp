@@ -1,6 +1,7 @@
 // Start, spin, sleep: the protocol behind ThreadPool::run.
 #include "core/threads.h"
 
+#include <pthread.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -54,6 +55,8 @@ void pin_to(int cpu) {
 
 }  // namespace
 
+void name_thread(const char* name) { pthread_setname_np(pthread_self(), name); }
+
 int usable_cores() {
   const int cpus = std::max<int>(1, static_cast<int>(allowed_cpus().size()));
   return std::max(1, static_cast<int>(std::min<double>(cpus, cgroup_cores() + 0.5)));
@@ -63,6 +66,7 @@ ThreadPool::ThreadPool(int threads) : size_(threads > 0 ? threads : usable_cores
   const std::vector<int> cpus = allowed_cpus();
   for (int i = 1; i < size_; ++i)
     workers_.emplace_back([this, i, cpus] {
+      name_thread("maga-compute");
       if (static_cast<int>(cpus.size()) >= size_) pin_to(cpus[i]);
       work(i);
     });

@@ -66,6 +66,9 @@ class ThreadPool {
   std::condition_variable wake_;
 };
 
+// What `top -H` and /proc call the calling thread; at most 15 characters.
+void name_thread(const char* name);
+
 // Cores that this process may run on (its affinity mask, cut by a cgroup CPU quota).
 int usable_cores();
 

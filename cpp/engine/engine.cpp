@@ -5,18 +5,23 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <iterator>
 #include <limits>
 #include <mutex>
 #include <random>
 #include <thread>
+#include <utility>
 
 #include "core/check.h"
+#include "core/threads.h"
 #include "engine/loop.h"
 
 namespace maga {
 namespace {
+
+constexpr auto kRetry = std::chrono::milliseconds(10);  // when news could not be handed over
 
 struct Cancellation {
   uint64_t request = 0;
@@ -79,34 +84,51 @@ struct Engine::State {
     close(event_fd);
   }
 
+  // What no step answers for ends the loop: every request gets its end, and the doors are closed.
   void run() {
-    std::vector<std::shared_ptr<AcceptedRequest>> requests;
-    std::vector<Cancellation> cancellations;
-    for (;;) {
-      {
-        loop.phase = "wait";
-        std::unique_lock lock(mutex);
-        wake.wait(lock, [&] { return stopping || !loop.idle() || !inbox.empty() || !cancelled.empty(); });
-        inbox.swap(requests);
-        cancelled.swap(cancellations);
-        if (stopping) cancel_everything = true;
-      }
-      for (auto& request : requests) loop.add(std::move(request));
-      for (const auto& [request, sequence] : cancellations) loop.cancel(request, sequence);
-      requests.clear();
-      cancellations.clear();
-      if (cancel_everything) loop.cancel_all();
-      if (!loop.idle()) loop.step();
-      publish();
-      if (cancel_everything) return;
+    name_thread("maga-engine");
+    try {
+      while (turn()) continue;
+    } catch (const std::exception& error) {
+      lose(error.what());
     }
   }
 
-  // Hands the news over. The eventfd is written only when the outbox was empty: at most once a step.
+  // Returns whether another one follows.
+  bool turn() {
+    {
+      loop.phase = "wait";
+      std::unique_lock lock(mutex);
+      const auto has_work = [&] { return stopping || !loop.idle() || !inbox.empty() || !cancelled.empty(); };
+      if (loop.news.events.empty())
+        wake.wait(lock, has_work);
+      else
+        wake.wait_for(lock, kRetry, has_work);
+      inbox.swap(requests);
+      cancelled.swap(cancellations);
+      for (const auto& request : requests) published.waiting += request->request.sequences;
+      if (stopping) cancel_everything = true;
+    }
+    loop.act(Fault::Place::loop);
+    loop.phase = "admit";
+    for (auto& request : requests) loop.add(std::exchange(request, nullptr));
+    for (const auto& [request, sequence] : cancellations) loop.cancel(request, sequence);
+    requests.clear();
+    cancellations.clear();
+    if (cancel_everything) loop.cancel_all();
+    if (!loop.idle()) loop.step();
+    publish();
+    return !cancel_everything;
+  }
+
+  // Hands the news over. The eventfd is written only when the outbox was empty: at most once a step. Should it fail, the next turn
+  // tries again.
   void publish() {
     bool all_ended = false;
+    loop.phase = "emit";
     const EngineStats& stats = loop.stats();
-    {
+    try {
+      loop.act(Fault::Place::emit);
       std::lock_guard lock(mutex);
       const bool wake_poller = outbox.empty() && !loop.news.events.empty();
       outbox.insert(outbox.end(), std::make_move_iterator(loop.news.events.begin()),
@@ -115,9 +137,25 @@ struct Engine::State {
       ended = loop.news.ended;
       all_ended = ended == accepted;
       published = stats;
+    } catch (const std::exception&) {
+      return;
     }
     loop.news.events.clear();
     if (all_ended) drained.notify_all();
+  }
+
+  void lose(const std::string& error) {
+    lost_because = concat("the engine has failed: ", error, " (restart the server)");
+    {
+      std::lock_guard lock(mutex);
+      lost = true;
+      std::move(inbox.begin(), inbox.end(), std::back_inserter(requests));
+      inbox.clear();
+    }
+    for (auto& request : requests)
+      if (request) loop.add(std::move(request));
+    loop.abandon(lost_because);
+    publish();
   }
 
   void check(const Request& request) const {
@@ -207,8 +245,13 @@ struct Engine::State {
   const bool whole_prompts, embeds, row_per_token, has_hidden;
   const Limits limits;
   const int64_t longest;
-  Loop loop;  // of the loop's thread
+  // Of the loop's thread.
+  Loop loop;
+  std::vector<std::shared_ptr<AcceptedRequest>> requests;
+  std::vector<Cancellation> cancellations;
   bool cancel_everything = false;
+  std::string lost_because;  // written before `lost`, and never again
+
   const int event_fd;
 
   mutable std::mutex mutex;  // guards what follows
@@ -221,7 +264,7 @@ struct Engine::State {
   std::mt19937_64 seeds{std::random_device{}()};
   int64_t accepted = 0;  // requests since start; the last one's id
   int64_t ended = 0;     // of them, those whose last event is in the outbox
-  bool draining = false, stopping = false;
+  bool draining = false, stopping = false, lost = false;
   std::thread thread;
 };
 
@@ -247,6 +290,7 @@ uint64_t Engine::submit(Request request) {
   {
     std::lock_guard lock(state.mutex);
     MAGA_REQUIRE(params.stop_strings.empty() || state.vocabulary, "stop_strings cannot be used: the engine has no vocabulary");
+    if (state.lost) throw Error(ErrorKind::internal, state.lost_because);
     if (state.draining) throw Error(ErrorKind::busy, "the engine is draining: it takes no new requests");
     const int64_t queued = state.accepted - state.loop.news.started.load(std::memory_order_relaxed);
     if (queued >= state.options.max_queue)
@@ -263,6 +307,7 @@ uint64_t Engine::submit(Request request) {
 void Engine::cancel(uint64_t request, int32_t sequence) {
   {
     std::lock_guard lock(state_->mutex);
+    if (state_->lost) return;
     state_->cancelled.push_back({request, sequence});
   }
   state_->wake.notify_one();

@@ -25,7 +25,7 @@ struct EngineOptions {
   // With both given, the least times of steps are counted (EngineStats::least): the device's rates, the sizes of the weights.
   Rates rates = {};
   std::vector<double> weight_bytes = {};
-  std::string fault;  // MAGA_FAULT, "kind:place:count", for fault tests; "": none
+  std::string fault;  // MAGA_FAULT, for fault tests (engine/fault.h); "": none
 };
 
 struct EngineStats {
@@ -33,7 +33,7 @@ struct EngineStats {
   int64_t waiting = 0, running = 0;                                           // sequences
   int64_t pages_total = 0, pages_live = 0, pages_cached = 0, pages_free = 0;  // live + cached + free == total
   // Counters since start. A request whose sequences end differently counts as failed before cancelled before finished.
-  uint64_t requests = 0, finished = 0, cancelled = 0, failed = 0, preemptions = 0;
+  uint64_t requests = 0, finished = 0, cancelled = 0, failed = 0, preemptions = 0, evictions = 0;
   uint64_t prompt_tokens = 0, cached_tokens = 0, output_tokens = 0;
   uint64_t steps = 0;
   uint64_t corrupted = 0;  // sequences that ended because their logits were not finite
@@ -42,9 +42,10 @@ struct EngineStats {
   double model_seconds = 0, sample_seconds = 0, host_seconds = 0, overlapped_seconds = 0;
   LeastSeconds least;                  // what all steps would have taken at the rates of the options
   double last_step_unix = 0;           // for the watchdog
-  const char* phase = "wait";          // of the loop, now: wait (for work), plan, run, collect, choose, commit
+  const char* phase = "wait";          // of the loop, now: wait (for work), admit, plan, run, collect, choose, commit, emit
   uint64_t masks = 0, masks_late = 0;  // of grammars, that a row was sampled with; of them, those that came too late for a step
   bool device_lost = false;            // every step fails from now on; the process must start anew
+  bool loop_lost = false;              // the loop has ended, and all that ran with it; the same
 };
 
 class Engine {

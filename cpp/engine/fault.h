@@ -1,16 +1,25 @@
-// Faults on demand, so that tests can show what the engine survives. Set by EngineOptions::fault, "kind:place:count".
+// Faults on demand, so that tests can show what the engine and its process survive. Set by EngineOptions::fault, "kind:place:count"
+// or "kind:place:count:after": from the opportunity behind `after` others on, `count` times.
 //
-//   throw:forward     the model fails: the sequences of that step end with an error
-//   throw:sample      choosing the tokens throws: the same
-//   throw:allocate    taking a K/V page throws: the same
-//   nan:forward       the first row of logits is NaN: its sequence ends with an error, its neighbours go on
-//   slow:forward      the step takes half a second longer
-//   slow:sample       choosing the tokens does
-//   no_pages:allocate taking a K/V page fails as if all were held: the sequence is preempted
+//   throw        an exception
+//   memory       the exception of an allocation that fails
+//   slow         half a second passes
+//   nan          forward: one number of a row of logits is none
+//   no_pages     allocate: no K/V page is to be had, as if all were held
+//   disk_full    the process's stdout and stderr go to a full device from then on
+//   closed_pipe  they go to a pipe that nobody reads
+//   clock        the wall clock jumps an hour ahead, the next time back (under tests/soak/clock.c)
 //
-// `count` is how often it happens, from the first opportunity on.
+//   admit     a request comes to the loop; a sequence leaves the queue
+//   allocate  a sequence takes K/V pages
+//   forward   the model runs
+//   sample    tokens are chosen
+//   commit    what a sequence has got is kept; an output forks
+//   emit      events are handed over
+//   loop      throw: between steps, where no request answers for it
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string_view>
 
@@ -18,24 +27,32 @@ namespace maga {
 
 class Fault {
  public:
-  enum class Kind : uint8_t { none, throws, nan, slow, no_pages };
-  enum class Place : uint8_t { forward, sample, allocate };
+  enum class Kind : uint8_t { none, throws, memory, slow, nan, no_pages, disk_full, closed_pipe, clock };
+  enum class Place : uint8_t { admit, allocate, forward, sample, commit, emit, loop };
 
   explicit Fault(std::string_view spec);  // throws Error naming what is valid; "": none
 
-  // Whether the fault happens now; uses up one of its count.
+  // Whether the fault happens now; uses up one of its opportunities.
   bool fires(Kind kind, Place place) {
     if (left_ == 0 || kind != kind_ || place != place_) return false;
+    if (after_ > 0) {
+      --after_;
+      return false;
+    }
     --left_;
     return true;
   }
-  // Throws or sleeps if that is due at `place`.
-  void act(Place place);
+  // Does what is due at `place`: throws, sleeps, spoils the process. Not what the place itself must do, nan and no_pages.
+  void act(Place place) {
+    if (left_ > 0 && place == place_) act_now(place);
+  }
 
  private:
+  void act_now(Place place);
+
   Kind kind_ = Kind::none;
   Place place_ = Place::forward;
-  int64_t left_ = 0;
+  int64_t left_ = 0, after_ = 0;
 };
 
 }  // namespace maga

@@ -49,7 +49,9 @@ Loop::Loop(std::shared_ptr<Backend> backend, std::unique_ptr<Executable> model, 
   for (StepInFlight& step : steps_) {
     step.entries.reserve(options.max_sequences);
     step.draws.reserve(options.max_sequences);
+    step.forks.reserve(options.max_sequences);
   }
+  running_.reserve(options.max_sequences);
   if (options.prefix_in_pages) pin(options);
 }
 
@@ -65,8 +67,15 @@ void Loop::add(std::shared_ptr<AcceptedRequest> request) {
   auto sequence = std::make_unique<Sequence>(std::move(request));
   const int32_t rows = sequence->request->beams ? sequence->request->beams->width() : outputs;
   for (int32_t i = 1; i < rows; ++i) sequence->siblings.push_back(i);
-  if (const uint64_t grammar = sequence->request->request.grammar) sequence->allowed = masks_->ask(grammar, 0, -1);
+  Sequence& added = *sequence;
   insert(&waiting_, std::move(sequence));
+  try {
+    fault_.act(Fault::Place::admit);
+    if (const uint64_t grammar = added.request->request.grammar) added.allowed = masks_->ask(grammar, 0, -1);
+  } catch (const std::exception& error) {
+    news.end(&added, FinishReason::error, concat("the request could not be taken in: ", error.what()));
+    remove_ended();
+  }
 }
 
 void Loop::cancel(uint64_t request, int32_t index) {
@@ -84,6 +93,13 @@ void Loop::cancel(uint64_t request, int32_t index) {
 void Loop::cancel_all() {
   for (Queue* queue : queues())
     for (const auto& sequence : *queue) news.end(sequence.get(), FinishReason::cancelled);
+  remove_ended();
+}
+
+void Loop::abandon(const std::string& error) {
+  stats_.loop_lost = true;
+  for (Queue* queue : queues())
+    for (const auto& sequence : *queue) news.end(sequence.get(), FinishReason::error, error);
   remove_ended();
 }
 
@@ -132,7 +148,6 @@ void Loop::launch(StepInFlight* next) {
     timer_.lap(&stats_.model_seconds);
   }
   ++in_flight_;
-  if (rates_.bytes_per_second > 0) count_least(*next);
   for (const Entry& entry : next->entries) {
     Sequence& sequence = *entry.sequence;
     sequence.computed = entry.end;
@@ -141,6 +156,7 @@ void Loop::launch(StepInFlight* next) {
     ++sequence.pending;
     sequence.draw = entry.first_draw;
   }
+  if (rates_.bytes_per_second > 0) count_least(*next);
 }
 
 void Loop::count_least(const StepInFlight& step) {
@@ -181,6 +197,7 @@ const EngineStats& Loop::stats() {
   stats_.finished = news.finished;
   stats_.cancelled = news.cancelled;
   stats_.failed = news.failed;
+  stats_.evictions = cache_.evicted();
   stats_.pages_total = cache_.pool().total();
   stats_.pages_cached = cache_.cached();
   stats_.pages_free = cache_.pool().free();

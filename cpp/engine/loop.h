@@ -57,6 +57,8 @@ class Loop {
   void add(std::shared_ptr<AcceptedRequest> request);
   void cancel(uint64_t request, int32_t sequence);  // sequence -1: all of them
   void cancel_all();
+  void abandon(const std::string& error);              // ends everything, after a failure that no step answers for
+  void act(Fault::Place place) { fault_.act(place); }  // of the doors: emit and loop
   bool idle() const { return nobody_left() && in_flight_ == 0; }
   void step();
 
@@ -102,7 +104,7 @@ class Loop {
   const Plan& plan();
   PlanSequence view(const Sequence& sequence) const;
   void apply(const Plan& plan, StepInFlight* next);
-  void admit(std::unique_ptr<Sequence> sequence);
+  void admit(Sequence* sequence);
   void preempt(Sequence* sequence);
   bool park_a_beam();
   void pin(const EngineOptions& options);
@@ -129,9 +131,10 @@ class Loop {
   void sample_on_host();
   void score(StepInFlight* step);
   void embed();
-  void commit(const StepInFlight& step);
+  void commit(StepInFlight* step);
   Choice* choice_of(const Entry& entry, int32_t output);
-  void fork(Sequence* sequence, const Entry& entry);
+  void fork(StepInFlight* step, const Entry& entry);
+  void poison(const StepInFlight& step);
   bool tell_scores(Sequence* sequence, const Entry& entry);
   void append(Sequence* sequence, Choice* choice);
   void add_rows(const SamplingParams& params, int32_t row, Event* event) const;
@@ -175,6 +178,7 @@ class Loop {
   std::vector<Score> scores_;
   // Of the step that is being finished, where the host needs them.
   std::span<const float> logits_;       // (rows, vocab)
+  std::vector<float> poisoned_;         // in their place where a fault is to be seen
   std::vector<float> hidden_;           // (rows, width of that value)
   std::vector<SampleScratch> scratch_;  // by thread
   std::vector<SequenceWork> work_;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "core/check.h"
@@ -32,7 +33,7 @@ void Loop::finish() {
     choose(&step, drawn);
     timer_.lap(&stats_.sample_seconds);
     phase = "commit";
-    commit(step);
+    commit(&step);
   } catch (const std::exception& error) {
     fail(step, error.what());
   }
@@ -71,12 +72,22 @@ void Loop::choose(StepInFlight* step, std::span<const Drawn> drawn) {
       }
     }
   }
-  const bool poison_first = any_row && fault_.fires(Fault::Kind::nan, Fault::Place::forward);
+  if (any_row && fault_.fires(Fault::Kind::nan, Fault::Place::forward)) poison(*step);
   if (any_on_host) model_->program().embeds ? embed() : sample_on_host();
   score(step);
-  if (poison_first)
-    for (size_t i = 0; i < used_choices_; ++i)
-      if (choices_[i].row == 0) choices_[i].result.status = Sampled::Status::non_finite;
+}
+
+// One number of one row is no number, as a broken kernel leaves it; of a row that the device drew from, the device says so.
+void Loop::poison(const StepInFlight& step) {
+  const auto last = std::find_if(step.entries.rbegin(), step.entries.rend(), [](const Entry& entry) { return entry.row >= 0; });
+  if (last->first_draw >= 0) {
+    for (int32_t i = 0; i < last->choices; ++i) choices_[last->first_choice + i].result.status = Sampled::Status::non_finite;
+    return;
+  }
+  const int64_t width = model_->program().logits_width();
+  poisoned_.assign(logits_.begin(), logits_.end());
+  poisoned_[last->row * width + stats_.steps % width] = std::numeric_limits<float>::quiet_NaN();
+  logits_ = poisoned_;
 }
 
 // Brings to the host what of the step's rows is needed there.
@@ -176,10 +187,11 @@ void Loop::embed() {
   }
 }
 
-void Loop::commit(const StepInFlight& step) {
-  for (const Entry& entry : step.entries) {
+void Loop::commit(StepInFlight* step) {
+  for (const Entry& entry : step->entries) {
     Sequence* sequence = entry.sequence;
     if (sequence->over()) continue;  // since the step was launched: its result is dropped
+    fault_.act(Fault::Place::commit);
     ++sequence->steps;
     const bool withheld = entry.row >= 0 && choice_of(entry, sequence->index)->withheld;
     if ((entry.row >= 0 && !withheld && choice_of(entry, sequence->index)->result.status == Sampled::Status::non_finite) ||
@@ -202,11 +214,11 @@ void Loop::commit(const StepInFlight& step) {
       sequence->chosen = true;
       continue;
     }
-    if (!sequence->siblings.empty()) fork(sequence, entry);
+    if (!sequence->siblings.empty()) fork(step, entry);
     model_->program().embeds ? deliver(sequence, choice_of(entry, sequence->index))
                              : append(sequence, choice_of(entry, sequence->index));
   }
-  for (const Entry& entry : step.entries)
+  for (const Entry& entry : step->entries)
     if (entry.row >= 0 && entry.sequence->chosen && !entry.sequence->over()) advance(entry.sequence->request.get());
 }
 
@@ -230,15 +242,19 @@ Loop::Choice* Loop::choice_of(const Entry& entry, int32_t output) {
 }
 
 // The prompt is computed: every other output gets a sequence of its own that shares all pages, the partial one too.
-void Loop::fork(Sequence* sequence, const Entry& entry) {
-  std::vector<int32_t> siblings;
-  siblings.swap(sequence->siblings);
-  for (const int32_t index : siblings) {
-    auto copy = std::make_unique<Sequence>(*sequence);
-    copy->index = index;
+void Loop::fork(StepInFlight* step, const Entry& entry) {
+  Sequence* sequence = entry.sequence;
+  while (!sequence->siblings.empty()) {
+    auto owned = std::make_unique<Sequence>(*sequence);
+    Sequence* copy = owned.get();
+    copy->index = sequence->siblings.front();
+    copy->siblings.clear();
     for (const int32_t page : copy->pages) cache_.hold(page);
-    append(copy.get(), choice_of(entry, index));
-    insert(&running_, std::move(copy));
+    insert(&running_, std::move(owned));
+    step->forks.push_back(copy);
+    sequence->siblings.erase(sequence->siblings.begin());
+    fault_.act(Fault::Place::commit);
+    append(copy, choice_of(entry, copy->index));
   }
 }
 
@@ -317,6 +333,7 @@ void Loop::fail(const StepInFlight& step, const std::string& error) {
   const std::string text =
       concat("the step failed: ", error, stats_.device_lost ? " (the device is lost: restart the server)" : "");
   for (const Entry& entry : step.entries) news.end(entry.sequence, FinishReason::error, text);
+  for (Sequence* fork : step.forks) news.end(fork, FinishReason::error, text);
   if (step.entries.empty())
     for (Queue* queue : queues())
       for (const auto& sequence : *queue) news.end(sequence.get(), FinishReason::error, text);

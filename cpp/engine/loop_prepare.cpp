@@ -96,9 +96,11 @@ void Loop::apply(const Plan& plan, StepInFlight* next) {
              concat("a sequence of ", first.known(), " tokens can never fit into the K/V cache of ", scheduler_.rules().total_pages,
                     " pages of ", scheduler_.rules().page_tokens, " tokens"));
   }
+  // All of them are where fail() finds them before anything may throw.
   for (const auto& run : plan.admitted) entries.push_back({.sequence = waiting_[run.sequence].get(), .tokens = run.tokens});
-  for (size_t i = 0; i < plan.admitted.size(); ++i) admit(std::move(waiting_[i]));
+  for (size_t i = 0; i < plan.admitted.size(); ++i) insert(&running_, std::move(waiting_[i]));
   waiting_.erase(waiting_.begin(), waiting_.begin() + plan.admitted.size());
+  for (const Entry& entry : std::span(entries).last(plan.admitted.size())) admit(entry.sequence);
 
   size_t kept = 0;
   for (const Entry& entry : entries) {
@@ -110,7 +112,9 @@ void Loop::apply(const Plan& plan, StepInFlight* next) {
   entries.resize(kept);
 }
 
-void Loop::admit(std::unique_ptr<Sequence> sequence) {
+// Of a sequence that is in running_ already.
+void Loop::admit(Sequence* sequence) {
+  fault_.act(Fault::Place::admit);
   AcceptedRequest& request = *sequence->request;
   auto& pages = sequence->pages;
   pages.assign(pinned_.begin(), pinned_.begin() + pinned_full_);
@@ -128,7 +132,6 @@ void Loop::admit(std::unique_ptr<Sequence> sequence) {
     stats_.cached_tokens += request.cached_tokens;
     if (has_penalty(request.request.params)) sequence->counts.add_prompt(std::span(request.request.prompt).subspan(request.prefix));
   }
-  insert(&running_, std::move(sequence));
 }
 
 // Gives back all pages; what has been generated stays and is computed again later, as far as the prefix cache has lost it.
@@ -178,6 +181,7 @@ bool Loop::take_pages(Sequence* sequence, int64_t tokens) {
   auto& pages = sequence->pages;
   const size_t next = sequence->computed / cache_.page_tokens();
   const size_t wanted = cache_.pages_for(sequence->computed + tokens);
+  pages.reserve(wanted);  // a page that is taken must find its place
   const auto allocate = [&] { return fault_.fires(Fault::Kind::no_pages, Fault::Place::allocate) ? kNoPage : cache_.allocate(); };
   if (next < pages.size() && cache_.pool().references(pages[next]) > 1) {
     const int32_t page = allocate();

@@ -25,12 +25,14 @@ struct StepInFlight {
 
   std::vector<Entry> entries;
   std::vector<Draw> draws;
+  std::vector<Sequence*> forks;  // that its commit made: they share its fate
   // To be committed before the next step is planned: tokens are chosen on the host, or outputs fork.
   bool alone = false;
 
   void clear() {
     entries.clear();
     draws.clear();
+    forks.clear();
     alone = false;
   }
 };

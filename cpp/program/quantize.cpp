@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "core/codes.h"
@@ -74,15 +75,30 @@ float scale_of(const float* x, int64_t count, float low, float high, bool search
   return as_half(best);
 }
 
-// The checks that any rounding begins with.
 void require_matrix(const Tensor& values, const std::string& name) {
   MAGA_REQUIRE(values.dtype == DType::f32 || values.dtype == DType::f16 || values.dtype == DType::bf16, "weight ", name, " is ",
                name_of(values.dtype));
   MAGA_REQUIRE(values.shape.size() == 2, "weight ", name, ": only matrices are rounded");
 }
-void require_finite(const std::vector<float>& row, int64_t r, const std::string& name) {
-  MAGA_REQUIRE(std::all_of(row.begin(), row.end(), [](float x) { return std::isfinite(x); }), "weight ", name,
-               " has values in row ", r, " that are not finite");
+
+struct Rounded {
+  Tensor codes;  // (rows, cols) u8
+  Tensor scale;  // (rows, groups) fp32
+};
+
+// `round(row, codes, scales)` makes them of each row in fp32.
+template <typename Round>
+Rounded round_rows(const Tensor& values, int64_t groups, const std::string& name, Round round) {
+  const int64_t rows = values.shape[0], cols = values.shape[1];
+  auto codes = allocate(rows * cols), scales = allocate(rows * groups * 4);
+  std::vector<float> row(cols);
+  for (int64_t r = 0; r < rows; ++r) {
+    widen_row(values, r, &row);
+    MAGA_REQUIRE(std::all_of(row.begin(), row.end(), [](float x) { return std::isfinite(x); }), "weight ", name,
+                 " has values in row ", r, " that are not finite");
+    round(row.data(), reinterpret_cast<uint8_t*>(codes.get()) + r * cols, reinterpret_cast<float*>(scales.get()) + r * groups);
+  }
+  return {{codes.get(), DType::u8, {rows, cols}, codes}, {scales.get(), DType::f32, {rows, groups}, scales}};
 }
 
 }  // namespace
@@ -90,30 +106,22 @@ void require_finite(const std::vector<float>& row, int64_t r, const std::string&
 Affine quantize(const Tensor& values, int bits, int64_t group, const std::string& name) {
   MAGA_REQUIRE(bits >= 2 && bits <= 8, "weight ", name, ": ", bits, " bits; 2 to 8 can be made");
   require_matrix(values, name);
-  MAGA_REQUIRE(group > 0 && values.shape[1] % group == 0, "weight ", name, ": groups of ", group, " columns do not divide it");
-  const int64_t rows = values.shape[0], cols = values.shape[1], groups = cols / group;
+  const int64_t cols = values.shape[1];
+  MAGA_REQUIRE(group > 0 && cols % group == 0, "weight ", name, ": groups of ", group, " columns do not divide it");
   const int middle = 1 << (bits - 1);
   const float high = static_cast<float>(middle - 1), low = bits == 8 ? -high : -high - 1;
-  auto codes = allocate(rows * cols), scales = allocate(rows * groups * 4);
-  auto* const code = reinterpret_cast<uint8_t*>(codes.get());
-  auto* const scale = reinterpret_cast<float*>(scales.get());
-  std::vector<float> row(cols);
-  for (int64_t r = 0; r < rows; ++r) {
-    widen_row(values, r, &row);
-    require_finite(row, r, name);
-    for (int64_t g = 0; g < groups; ++g) {
-      const float* x = row.data() + g * group;
-      const float s = scale_of(x, group, low, high, bits < 8), inverse = s == 0 ? 0 : 1 / s;
-      scale[r * groups + g] = s;
-      uint8_t* to = code + r * cols + g * group;
-      for (int64_t c = 0; c < group; ++c)
-        to[c] = static_cast<uint8_t>(code_of(x[c], inverse, low, high) + static_cast<float>(middle));
+  Rounded rounded = round_rows(values, cols / group, name, [&](const float* row, uint8_t* codes, float* scales) {
+    for (int64_t first = 0; first < cols; first += group, ++scales) {
+      const float scale = scale_of(row + first, group, low, high, bits < 8), inverse = scale == 0 ? 0 : 1 / scale;
+      *scales = scale;
+      for (int64_t c = first; c < first + group; ++c)
+        codes[c] = static_cast<uint8_t>(code_of(row[c], inverse, low, high) + static_cast<float>(middle));
     }
-  }
-  return {.codes = {codes.get(), DType::u8, {rows, cols}, codes},
+  });
+  return {.codes = std::move(rounded.codes),
           .bits = bits,
           .group = group,
-          .scale = {scales.get(), DType::f32, {rows, groups}, scales},
+          .scale = std::move(rounded.scale),
           .offset = {},
           .zero = middle};
 }
@@ -121,26 +129,17 @@ Affine quantize(const Tensor& values, int bits, int64_t group, const std::string
 Float8 quantize_fp8(const Tensor& values, const std::string& name) {
   constexpr float kLargest = 448;  // of e4m3
   require_matrix(values, name);
-  const int64_t rows = values.shape[0], cols = values.shape[1];
-  auto codes = allocate(rows * cols), scales = allocate(rows * 4);
-  auto* const code = reinterpret_cast<uint8_t*>(codes.get());
-  auto* const scale = reinterpret_cast<float*>(scales.get());
-  std::vector<float> row(cols);
-  for (int64_t r = 0; r < rows; ++r) {
-    widen_row(values, r, &row);
-    require_finite(row, r, name);
+  const int64_t cols = values.shape[1];
+  Rounded rounded = round_rows(values, 1, name, [&](const float* row, uint8_t* codes, float* scale) {
     float largest = 0;
-    for (const float x : row) largest = std::max(largest, std::fabs(x));
-    scale[r] = largest / kLargest;
-    const bool tiny = scale[r] < 1e-38f;  // its inverse is out of range, and so is nearly every code
-    if (tiny) scale[r] = 0;
-    const float inverse = tiny ? 0 : 1 / scale[r];
-    for (int64_t c = 0; c < cols; ++c) code[r * cols + c] = float_to_e4m3(row[c] * inverse);
-  }
-  return {.codes = {codes.get(), DType::u8, {rows, cols}, codes},
-          .high = 1,
-          .wide = cols,
-          .scale = {scales.get(), DType::f32, {rows, 1}, scales}};
+    for (int64_t c = 0; c < cols; ++c) largest = std::max(largest, std::fabs(row[c]));
+    *scale = largest / kLargest;
+    const bool tiny = *scale < 1e-38f;  // its inverse is out of range, and so is nearly every code
+    if (tiny) *scale = 0;
+    const float inverse = tiny ? 0 : 1 / *scale;
+    for (int64_t c = 0; c < cols; ++c) codes[c] = float_to_e4m3(row[c] * inverse);
+  });
+  return {.codes = std::move(rounded.codes), .high = 1, .wide = cols, .scale = std::move(rounded.scale)};
 }
 
 }  // namespace maga

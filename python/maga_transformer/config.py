@@ -129,6 +129,9 @@ class Config(BaseModel):
     tokenizer_path: str = _setting(
         "", "tokenizer folder or file; empty: the checkpoint's own", flags=("--tokenizer-path", "--tokenizer")
     )
+    trust_remote_code: bool = _setting(
+        False, "run code of the checkpoint (by transformers) where its tokenizer is nothing else; no other code of it ever runs"
+    )
     load_format: Literal["auto", "dummy"] = _setting(
         "auto", "auto: the checkpoint's tensors; dummy: random weights of the shapes that config.json gives"
     )

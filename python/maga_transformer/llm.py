@@ -178,6 +178,7 @@ class LLM:
         self._runtime.engine.drain(10.0)
         os.write(self._wake_write, b"x")
         thread.join()
+        self._runtime.close()
         os.close(self._wake_read)
         os.close(self._wake_write)
 

@@ -44,10 +44,11 @@ class SequenceText:
             whole = self._whole(event)
             delta = whole[len(self.text) :] if whole.startswith(self.text) else self._pending
         else:
-            for token in self.tokens[self._decoded : len(self.tokens) - self._held_tokens()]:
+            held = self._held_tokens() if self._sampling.stop_words else 0
+            for token in self.tokens[self._decoded : len(self.tokens) - held]:
                 self._pending += self._stream.step(token) or ""
                 self._decoded += 1
-            hold = self._held_characters()
+            hold = self._held_characters() if self._sampling.stop_strings else 0
             delta = self._pending[: len(self._pending) - hold]
             self._pending = self._pending[len(delta) :]
         self.text += delta

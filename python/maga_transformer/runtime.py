@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -19,6 +20,10 @@ from maga_transformer.structured import Compiler, MaskWorker
 
 if TYPE_CHECKING:
     from maga_transformer.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 Sink = Callable[["_core.Event"], None]
 _MOST_BREAKERS = 1024  # texts whose tokens are remembered
@@ -75,7 +80,7 @@ class Runtime:
         self.embedder = Embedder(tokenizer, description.task, longest, description.embedding_width)
         self.draining = False
         self._breakers: dict[str, int] = {}
-        self.on_event: Callable[[_core.Event], None] = lambda event: None
+        self.on_events: Callable[[Sequence[_core.Event]], None] = lambda events: None
         self.grammars = Compiler(tokenizer, token_bytes)
         self._masks = MaskWorker(engine.masks(), token_bytes)
         self._jobs: dict[int, _Running] = {}  # by request
@@ -223,6 +228,9 @@ class Runtime:
             except ValueError as error:
                 self._masks.forget(grammar)
                 raise RequestError(Fault.parameter, str(error)) from None
+            except _core.MagaError as error:  # the loop has ended
+                self._masks.forget(grammar)
+                raise RequestError(Fault.execution, str(error)) from None
             self._jobs[request] = _Running(sink, job.sequences, grammar)
         return request
 
@@ -269,16 +277,32 @@ class Runtime:
         for request in list(self._jobs):
             self.engine.cancel(request)
 
+    def close(self) -> None:
+        """Ends the thread of the grammars; nothing may be submitted any more."""
+        self._masks.close()
+
     def dispatch(self) -> None:
-        for event in self.engine.poll():
-            with self._lock:
+        """Hands all events since the last call, mostly those of one step, to their sinks."""
+        news: list[tuple[Sink, _core.Event]] = []
+        events = self.engine.poll()
+        with self._lock:  # whoever submitted one of these has noted its sink by now
+            for event in events:
                 entry = self._jobs.get(event.request)
                 if entry is None:
                     continue
+                news.append((entry.sink, event))
                 if event.finish:
                     entry.sequences -= 1
                     if entry.sequences == 0:
                         del self._jobs[event.request]
                         self._masks.forget(entry.grammar)
-            entry.sink(event)
-            self.on_event(event)
+        for sink, event in news:
+            _tell(sink, event)
+        _tell(self.on_events, [event for _, event in news])
+
+
+def _tell(hearer: Callable[[_T], None], news: _T) -> None:
+    try:
+        hearer(news)
+    except Exception:  # the events behind this one have their hearers too
+        log.exception("events were not taken")

@@ -52,7 +52,7 @@ def load_runtime(config: Config) -> Runtime:
     tuned = read_ptuning(config, program, family)
     prefix = tuned.tokens if tuned else 0
     backend, own_kv_dtype = make_backend(config, device, source.dtype(family.embedding))
-    words = tokenizer.load_tokenizer(config.tokenizer_path or None, source)
+    words = tokenizer.load_tokenizer(config.tokenizer_path or None, source, trust_remote_code=config.trust_remote_code)
     if config.chat_template:
         words.set_chat_template(*read_chat_template(config.chat_template))
     try:

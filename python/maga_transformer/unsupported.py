@@ -121,7 +121,6 @@ FOREIGN_FLAGS = (
     ForeignFlag(("--max-seq-len-to-capture",), "every length is captured"),
     ForeignFlag(("--distributed-executor-backend",), "one process runs the model"),
     ForeignFlag(("--tokenizer-mode",), "the checkpoint's files say which tokenizer it is"),
-    ForeignFlag(("--trust-remote-code",), "no code of a checkpoint ever runs", takes_value=False),
     ForeignFlag(("--enforce-eager",), "steps are captured where they can be", takes_value=False),
     ForeignFlag(("--enable-chunked-prefill",), "long prompts always come in chunks", takes_value=False),
     ForeignFlag(("--disable-log-requests",), "requests are logged with --ft-server-test or --log-level INFO", takes_value=False),

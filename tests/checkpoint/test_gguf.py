@@ -131,7 +131,7 @@ DAMAGED = {
     "dimension 0": (raw([], [info("t", [1, 0], 0, 0)]), "tensor t has the impossible shape"),
     "size that wraps": (raw([], [info("t", [2**62, 4], 0, 0)]), "tensor t has the impossible shape"),
     "no whole blocks": (raw([], [info("t", [33, 2], 3, 0)]), "tensor t has rows of 33 elements, q4_1 needs"),
-    "i-quant": (raw([], [info("t", [256, 2], 16, 0)]), "tensor t has the type iq2_xxs, which is not supported"),
+    "type of activations": (raw([], [info("t", [256, 2], 9, 0)]), "tensor t has the type q8_1, which is not supported .supp"),
     "unknown type": (raw([], [info("t", [256, 2], 999, 0)]), "tensor t has the type 999"),
     "odd offset": (raw([], [info("t", [4], 0, 4)], bytes(64)), "tensor t starts at offset 4"),
     "offset past the end": (raw([], [info("t", [4], 0, 2**40)], bytes(64)), "tensor t ends at byte"),

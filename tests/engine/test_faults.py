@@ -1,5 +1,7 @@
 """What a failing step, a NaN and a missing page cost: the sequences concerned, and nobody else."""
 
+import time
+
 import numpy as np
 import pytest
 from maga_transformer import _core
@@ -88,6 +90,83 @@ def test_no_pages_means_preemption_not_failure():
     assert harness.engine.stats()["preemptions"] == 7
 
 
+PLACES = ("admit", "allocate", "forward", "sample", "commit", "emit")
+FAULTS = [f"{kind}:{place}" for kind in ("throw", "memory", "slow") for place in PLACES] + ["nan:forward", "no_pages:allocate"]
+FELT = {"throw": "injected fault", "memory": "bad_alloc", "nan": "non-finite logits"}
+
+
+def load(harness, world):
+    """Requests of all kinds, more than fit at once. Returns what each output should be, without a fault."""
+    sampled, told, beams = Params(max_new_tokens=9, seed=3), Params(max_new_tokens=5, seed=4, logprobs=2), Params(max_new_tokens=4)
+    beams.beam_width = 2
+    expected = {}
+    for i in range(4):
+        for params, sequences in ((sampled, 3), (told, 1)):
+            request = harness.submit([i, *PROMPT], params, sequences=sequences)
+            for stream in range(sequences):
+                expected[request, stream] = world.simulate([i, *PROMPT], params, stream).tokens
+    request = harness.submit(PROMPT, beams, sequences=2)
+    whole = world.engine()
+    whole.submit(PROMPT, beams, sequences=2)
+    for stream in range(2):
+        expected[request, stream] = whole.run()[1, stream].tokens
+    return expected
+
+
+def survives(fault, world):
+    """Every output ends, right or with the fault's own error, and all pages are back; once the fault is used up, the engine is as
+    good as before. Returns how many outputs failed."""
+    harness = world.engine(fault=fault)
+    expected = load(harness, world)
+    params = Params(max_new_tokens=5, seed=0)
+    failed, whole = 0, False
+    while not whole:
+        outputs = harness.run()
+        for key, tokens in expected.items():
+            if outputs[key].finish == "error":
+                failed += 1
+                assert FELT[fault.partition(":")[0]] in outputs[key].error
+            else:
+                assert outputs[key].tokens == tokens
+        probe = harness.generate(PROMPT, params)
+        whole, expected = not probe.error, {}
+        assert failed < 100 and (not whole or probe.tokens == world.simulate(PROMPT, params).tokens)
+        failed += not whole
+    return failed
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_at_each_place(fault):
+    kind, place = fault.split(":")
+    started = time.monotonic()
+    failed = survives(f"{fault}:1", World(pages=24))
+    assert failed == 0 if kind in ("slow", "no_pages") or place == "emit" else failed > 0
+    assert kind != "slow" or time.monotonic() - started > 0.5
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_fault_at_any_moment(place):
+    """Also amid a fork, a beam search and a preemption."""
+    failed = [survives(f"memory:{place}:1:{after}", World(pages=24)) for after in range(0, 48)]
+    assert not any(failed) if place == "emit" else sum(map(bool, failed)) > 8
+    assert survives(f"memory:{place}:5:3", World(pages=24)) > 0 or place == "emit"
+
+
+@pytest.mark.parametrize("turns", [0, 1, 4])
+def test_a_loop_that_ends_takes_everything_with_it_and_says_so(turns):
+    harness = World().engine(fault=f"throw:loop:1:{turns}")
+    params = Params(max_new_tokens=5, seed=0)
+    request = harness.submit(PROMPT, params, sequences=2)
+    outputs = harness.run()
+    failed = "the engine has failed: injected fault"
+    assert all(failed in outputs[request, i].error for i in range(2))
+    assert harness.engine.stats()["loop_lost"]
+    with pytest.raises(_core.MagaError, match=failed):
+        harness.submit(PROMPT, params)
+    harness.engine.cancel(request)
+    assert harness.engine.drain(5.0)
+
+
 def test_a_slow_step_counts_as_model_or_sample_time():
     for place, figure in (("forward", "model_seconds"), ("sample", "sample_seconds")):
         harness = World().engine(fault=f"slow:{place}:1")
@@ -107,7 +186,13 @@ def test_nothing_left_to_choose_is_an_error_of_that_sequence():
     assert outputs[other, 0].tokens == world.simulate([0, 1], Params(max_new_tokens=4, seed=0)).tokens
 
 
-@pytest.mark.parametrize("fault", ["throw", "throw:forward", "throw:forward:0", "throw:forward:x", "nan:allocate:1", ":::"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        *("throw", "throw:forward", "throw:forward:0", "throw:forward:x", "throw:forward:1:-1", "nan:allocate:1", "slow:loop:1"),
+        *(":::", "clock:admit:1"),  # without a clock that jumps
+    ],
+)
 def test_an_unknown_fault_is_refused(fault):
     with pytest.raises(ValueError, match="fault"):
         World().engine(fault=fault)

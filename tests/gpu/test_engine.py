@@ -11,18 +11,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import engine_cases
 import numpy as np
 import pytest
 from cards import card, needs_card
-from jobs import Harness, Job, Output
-from maga_transformer import _core
+from engine_cases import Model, Results
+from jobs import Job, Output
 from maga_transformer.checkpoint import open_checkpoint
-from maga_transformer.loader import load_weights
-from maga_transformer.models import build_program
 
 pytestmark = needs_card
 
-PAGE_TOKENS = 16
 # Of log probabilities, by type, quantisation of the weights, and type of keys and values.
 TIE = {
     "fp32": 1e-3,
@@ -36,54 +34,16 @@ TIE = {
 }
 
 
-class Model:
-    """Packed weights of a checkpoint; each engine gets pages of its own."""
-
+class CardModel(Model):
     def __init__(self, path: Path, kind: str) -> None:
-        checkpoint = open_checkpoint(str(path))
         self.kind = kind
         weights, _, kv = kind.partition(", ")
         compute, _, quantization = weights.partition(" ")
-        self.kv_dtype, self.backend = kv.removesuffix(" K/V") or compute, card(compute)
-        self.program, _ = build_program(checkpoint)
-        self.weights = load_weights(self.backend, self.program, checkpoint, quantization=quantization)
-        text = np.random.default_rng(1).integers(0, self.program.vocab, 200).tolist()
-        self.text = text
-        self.jobs = [
-            Job(text[:1], params={"temperature": 0}),
-            Job(text[3:18], params={"temperature": 0}),
-            Job(text[5:21], params={"temperature": 0.9, "seed": 1}),
-            Job(text[:32], params={"temperature": 1.2, "seed": 2, "top_k": 20, "min_p": 0.01}),
-            Job(text[:33], params={"temperature": 0, "repetition_penalty": 1.2, "frequency_penalty": 0.3}),
-            Job(text[20:61], sequences=3, params={"temperature": 1, "seed": 4, "top_p": 0.9}),
-            Job(text[:97], params={"temperature": 0}),
-        ]
-        self.expected = [self.engine(prefix_cache=False).run([job])[0] for job in self.jobs]
+        checkpoint = open_checkpoint(str(path))
+        text = np.random.default_rng(1).integers(0, checkpoint.config["vocab_size"], 200).tolist()
+        super().__init__(card(compute), checkpoint, text, kv.removesuffix(" K/V") or compute, quantization)
 
-    def engine(self, *, pages: int = 200, max_sequences: int = 9, token_budget: int = 256, prefix_cache: bool = True) -> Harness:
-        executable = self.backend.load(
-            self.program,
-            self.weights,
-            tokens=token_budget,
-            sequences=max_sequences,
-            logit_rows=max_sequences,
-            pages=pages,
-            page_tokens=PAGE_TOKENS,
-            kv_dtype=self.kv_dtype,
-        )
-        assert executable.limits.pages >= max(pages, 1)
-        return Harness(
-            _core.Engine(
-                self.backend,
-                executable,
-                max_sequences=max_sequences,
-                token_budget=token_budget,
-                max_queue=1000,
-                prefix_cache=prefix_cache,
-            )
-        )
-
-    def assert_agrees(self, found: Sequence[Sequence[Output]], jobs: Sequence[Job], expected: Sequence[Sequence[Output]]) -> None:
+    def assert_agrees(self, found: Results, jobs: Sequence[Job], expected: Results) -> None:
         for job, ours, theirs in zip(jobs, found, expected, strict=True):
             greedy = job.params["temperature"] == 0
             if self.kind != "fp32" and not greedy:  # a border between two tokens moves with every rounding
@@ -101,8 +61,8 @@ class Model:
 
 
 @pytest.fixture(scope="module", params=TIE)
-def model(request: pytest.FixtureRequest, tiny_folder: Path) -> Model:
-    return Model(tiny_folder, request.param)
+def model(request: pytest.FixtureRequest, tiny_folder: Path) -> CardModel:
+    return CardModel(tiny_folder, request.param)
 
 
 def drawn_on_card(jobs: Sequence[Job]) -> list[Job]:
@@ -110,73 +70,42 @@ def drawn_on_card(jobs: Sequence[Job]) -> list[Job]:
     return [Job(job.prompt, job.sequences, {"logprobs": -1, **job.params}) for job in jobs]
 
 
-def test_outputs_end_as_asked(model: Model) -> None:
-    for outputs in model.expected:
-        assert all(len(output.tokens) == len(output.logprobs) == 8 for output in outputs)
-        assert len({tuple(output.tokens) for output in outputs}) == len(outputs), "each output draws from a stream of its own"
+def test_outputs_end_as_asked(model: CardModel) -> None:
+    engine_cases.outputs_end_as_asked(model)
 
 
-def test_the_card_and_the_host_draw_alike(model: Model) -> None:
+def test_the_card_and_the_host_draw_alike(model: CardModel) -> None:
     for job, expected in zip(drawn_on_card(model.jobs), model.expected, strict=True):
         model.assert_agrees(model.engine(prefix_cache=False).run([job]), [job], [expected])
 
 
 @pytest.mark.parametrize("draw", [list, drawn_on_card], ids=["host draws", "card draws"])
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param({}, id="batched"),
-        pytest.param({"max_sequences": 3, "token_budget": 5}, id="chunks of a few tokens"),
-        pytest.param({"token_budget": 23}, id="chunks across pages"),
-        pytest.param({"pages": 0}, id="pages as many as fit"),
-    ],
-)
-def test_batched_and_chunked_equal_alone(model: Model, options: dict[str, Any], draw: Any) -> None:
-    jobs = draw(model.jobs[::-1])
-    model.assert_agrees(model.engine(**options).run(jobs), jobs, model.expected[::-1])
+@pytest.mark.parametrize("options", [*engine_cases.CUTS, pytest.param({"pages": 0}, id="pages as many as fit")])
+def test_batched_and_chunked_equal_alone(model: CardModel, options: dict[str, Any], draw: Any) -> None:
+    engine_cases.batched_and_chunked_equal_alone(model, options, draw)
 
 
 @pytest.mark.parametrize("draw", [list, drawn_on_card], ids=["host draws", "card draws"])
-def test_preempted_equals_undisturbed(model: Model, draw: Any) -> None:
-    preemptions = 0
-    for pages in (7, 10, 12):
-        engine = model.engine(pages=pages)
-        jobs = draw(model.jobs)
-        model.assert_agrees(engine.run(jobs), jobs, model.expected)
-        preemptions += engine.stats()["preemptions"]
-    assert preemptions > 0
+def test_preempted_equals_undisturbed(model: CardModel, draw: Any) -> None:
+    engine_cases.preempted_equals_undisturbed(model, draw)
 
 
-def test_prefix_hit_equals_miss(model: Model) -> None:
-    lengths = range(PAGE_TOKENS, 2 * PAGE_TOKENS + 1)
-    jobs = [Job([*model.text[:length], *model.text[150:155]], params={"temperature": 0, "max_new_tokens": 2}) for length in lengths]
-    miss = model.engine(prefix_cache=False).run(jobs)
-    engine = model.engine()
-    engine.run([Job(model.text[:64], params={"temperature": 0})])
-    hit = engine.run(jobs)
-    model.assert_agrees(hit, jobs, miss)
-    assert [outputs[0].cached_tokens for outputs in hit] == [length // PAGE_TOKENS * PAGE_TOKENS for length in lengths]
+def test_prefix_hit_equals_miss_at_every_length(model: CardModel) -> None:
+    engine_cases.prefix_hit_equals_miss_at_every_length(model)
 
 
-def test_decoded_pages_are_as_good_as_prefilled_ones(model: Model) -> None:
-    """The next turn of a conversation finds the pages that decoding the answer wrote."""
-    first = Job(model.text[:21], params={"temperature": 0, "max_new_tokens": 30})
-    engine = model.engine()
-    answer = engine.run([first])[0][0].tokens
-    second = Job([*first.prompt, *answer, *model.text[30:40]], params={"temperature": 0})
-    hit = engine.run([second])
-    assert hit[0][0].cached_tokens == 48
-    model.assert_agrees(hit, [second], model.engine(prefix_cache=False).run([second]))
+def test_decoded_pages_are_as_good_as_prefilled_ones(model: CardModel) -> None:
+    engine_cases.decoded_pages_are_as_good_as_prefilled_ones(model)
 
 
-def test_a_seed_gives_the_same_text_again(model: Model) -> None:
+def test_a_seed_gives_the_same_text_again(model: CardModel) -> None:
     """Bit for bit in every type, as long as the batch is the same."""
     for job in drawn_on_card(model.jobs):
         once, again = (model.engine(prefix_cache=False).run([job])[0] for _ in range(2))
         assert [output.tokens for output in once] == [output.tokens for output in again]
 
 
-def test_many_more_requests_than_fit_at_once(model: Model) -> None:
+def test_many_more_requests_than_fit_at_once(model: CardModel) -> None:
     """Every batch size comes and goes while requests join and leave."""
     random = np.random.default_rng(3)
     sizes = zip(random.integers(0, 90, 60), random.integers(1, 100, 60), random.integers(1, 40, 60), strict=True)

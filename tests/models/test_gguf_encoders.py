@@ -16,15 +16,18 @@ from safetensors.numpy import load_file
 from tiny_embedders import TEXTS, pooled, scored, tiny
 
 Q = gguf.GGMLQuantizationType
-KINDS = ["bert", "bert-relu", "roberta", "xlm-roberta"]
+KINDS = ["bert", "roberta", "xlm-roberta", "nomic-bert"]
 POOLINGS = {"mean": 1, "cls": 2, "lasttoken": 3}
 
 
 def write(folder: Path, path: Path, *, flat: bool = False, quantize: Q | None = None, **metadata: Any) -> Path:
     """`flat`: matrices of one row lose it, as they do where llama.cpp writes a file itself."""
     config = json.loads((folder / "config.json").read_text())
-    cut = config["pad_token_id"] + 1 if config["model_type"] != "bert" else 0
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.BERT, config["num_hidden_layers"])
+    rotary = config["model_type"] == "nomic_bert"
+    cut = config["pad_token_id"] + 1 if config["model_type"] not in ("bert", "nomic_bert") else 0
+    architecture = "nomic-bert" if rotary else "bert"
+    kind = gguf.MODEL_ARCH.NOMIC_BERT if rotary else gguf.MODEL_ARCH.BERT
+    names = gguf.get_tensor_name_map(kind, config["num_hidden_layers"])
     stored: dict[str, tuple[np.ndarray, Q]] = {}
     for name, data in load_file(folder / "model.safetensors").items():
         own = name.removeprefix("bert.").removeprefix("roberta.")
@@ -46,13 +49,14 @@ def write(folder: Path, path: Path, *, flat: bool = False, quantize: Q | None = 
         "attention.head_count": config["num_attention_heads"],
         "attention.layer_norm_epsilon": float(config["layer_norm_eps"]),
         "attention.causal": False,
+        **({"rope.freq_base": config["rope_parameters"]["rope_theta"]} if rotary else {}),
         **metadata,
     }
-    return write_gguf(path, {f"bert.{key}": value for key, value in keys.items()}, stored, architecture="bert")
+    return write_gguf(path, {f"{architecture}.{key}": value for key, value in keys.items()}, stored, architecture=architecture)
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "bert-relu"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_embeddings(kind: str, pooling: str, tmp_path: Path) -> None:
     expected = pooled(tiny(kind, "Model", tmp_path / "folder"), pooling)
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)

@@ -14,6 +14,8 @@ from maga_transformer.formats import read_weight
 from maga_transformer.models import build_program
 from runner import Runner
 from safetensors.numpy import load_file
+from test_irregular import IDS as PRUNED_IDS
+from test_irregular import LATENT_HEADS, prune_latent
 from tiny_families import IDS, LENGTH, NATIVE, native
 
 Q = gguf.GGMLQuantizationType
@@ -30,7 +32,10 @@ def _one_scale_of_scores(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setitem(NATIVE, case, (kind, {**settings, "rope_parameters": rope}))
 
 
-def write(folder: Path, path: Path, *, whole: bool = False, quantize: Q | None = None) -> Path:
+def write(
+    folder: Path, path: Path, *, whole: bool = False, quantize: Q | None = None, sizes: dict[str, list[int]] | None = None
+) -> Path:
+    """`sizes`: metadata that differs between layers."""
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.DEEPSEEK2, 3)
     heads, nope, v_dim, latent = (config[key] for key in ("num_attention_heads", "qk_nope_head_dim", "v_head_dim", "kv_lora_rank"))
@@ -53,7 +58,7 @@ def write(folder: Path, path: Path, *, whole: bool = False, quantize: Q | None =
         elif kind == "e_score_correction_bias":
             put(f"{base}.e_score_correction", data, "bias")
         elif base.endswith("kv_b_proj") and not whole:
-            keys, values = np.split(data.reshape(heads, nope + v_dim, latent), [nope], axis=1)
+            keys, values = np.split(data.reshape(-1, nope + v_dim, latent), [nope], axis=1)
             put(base.replace("kv_b_proj", "k_b_proj"), keys.transpose(0, 2, 1))
             put(base.replace("kv_b_proj", "v_b_proj"), values)
         else:
@@ -97,6 +102,7 @@ def write(folder: Path, path: Path, *, whole: bool = False, quantize: Q | None =
             "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
             "rope.scaling.yarn_log_multiplier": 0.1 * rope["mscale_all_dim"],
         }
+    metadata |= sizes or {}
     return write_gguf(path, {f"deepseek2.{key}": value for key, value in metadata.items()}, stored, architecture="deepseek2")
 
 
@@ -111,6 +117,22 @@ def test_logits(case: str, whole: bool, tmp_path: Path) -> None:
     np.testing.assert_allclose(runner.logits(IDS), expected, rtol=0, atol=1e-4)
     program, _ = build_program(open_checkpoint(str(tmp_path / "folder")))
     assert runner.program.page_bytes(16, "fp32") == program.page_bytes(16, "fp32") == 3 * 16 * (20 + 8) * 4
+
+
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_pruned(case: str, whole: bool, told: bool, tmp_path: Path) -> None:
+    """All heads, two of them, none; half of a dense MLP's units. `told`: by lists in the metadata, else by the shapes alone."""
+    expected = prune_latent(case, tmp_path / "folder")
+    heads = [len(kept) for kept in LATENT_HEADS]
+    sizes = {"attention.head_count": heads, "feed_forward_length": [40, 0, 0]} if told else {}
+    if told:
+        sizes["attention.head_count_kv"] = heads if whole else [min(count, 1) for count in heads]
+    checkpoint = open_checkpoint(str(write(tmp_path / "folder", tmp_path / "m.gguf", whole=whole, sizes=sizes)))
+    runner = Runner(_core.reference_backend(), checkpoint, length=LENGTH, tokens=LENGTH)
+    np.testing.assert_allclose(runner.logits(PRUNED_IDS), expected, rtol=0, atol=1e-4)
+    assert runner.program.cache_layers == [(1, 28, 20)] * 2
 
 
 def test_quantised_matrices_of_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from checkpoints import gguf_from_model
+from checkpoints import TOKENIZER, gguf_from_model
 from folders import tiny_model
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -121,15 +121,6 @@ def test_metadata_that_is_refused(metadata: dict, message: str, tmp_path: Path) 
     with pytest.raises(ValueError, match=message) as error:
         build_program(open_checkpoint(str(path)))
     assert "model.gguf" in str(error.value)
-
-
-TOKENIZER = {
-    "tokenizer.ggml.model": "llama",
-    "tokenizer.ggml.tokens": [f"t{i}" for i in range(96)],
-    "tokenizer.ggml.scores": [-float(i) for i in range(96)],
-    "tokenizer.ggml.token_type": [1] * 96,
-    "tokenizer.ggml.eos_token_id": 3,
-}
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -78,6 +78,21 @@ def test_prefix_tuning(case: str, tmp_path: Path) -> None:
     check(with_past(model, prefix), tmp_path, ptuning, alone="longrope" not in case)
 
 
+@pytest.mark.parametrize("case", ["deepseek-v2", "deepseek-v3"])
+def test_latent_states_cannot_be_given(case: str, tmp_path: Path) -> None:
+    """PEFT writes keys and values of one width, hidden_size / num_attention_heads; these models have none of that."""
+    kind, settings = NATIVE[case]
+    model = tiny_model(kind, tmp_path, **settings)
+    c = model.config
+    prefix = torch.randn(TOKENS, c.num_hidden_layers, 2, c.num_attention_heads, c.hidden_size // c.num_attention_heads)
+    with pytest.raises(RuntimeError, match="Sizes of tensors must match"):  # transformers neither
+        with_past(model, prefix)
+    ptuning = write_prompt(tmp_path / "ptuning", prefix.flatten(1), peft_type="PREFIX_TUNING")
+    program, family = build_program(open_checkpoint(str(tmp_path)))
+    with pytest.raises(ValueError, match=f"cannot be given to a model of type '{family.model_type}', which keeps latent states"):
+        open_ptuning(str(ptuning)).check(program, family)
+
+
 def check_engine(folder: Path, prompts: list[list[int]], logits: Callable[[list[int]], np.ndarray]) -> None:
     """Greedy text of prompts that run together, twice; `logits` of all tokens of a text."""
     new = 6

@@ -16,6 +16,8 @@ import maga_transformer.demo
 import openai
 import pytest
 
+from .chain_model import END, write_chain
+
 SERVER_SETTINGS = {
     "DEVICE": "cpu",
     "MAX_SEQ_LEN": "256",
@@ -111,6 +113,23 @@ def server() -> Iterator[ServerProcess]:
         yield process
         assert process.process.poll() is None, "the server died during the tests"
         assert not any("Traceback" in line for line in process.lines), "\n".join(process.lines)
+
+
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% for call in m.tool_calls or [] %}{{ call }}{% endfor %}{% endfor %}Q"
+
+
+@pytest.fixture(scope="session")
+def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A tiny model for many bodies, whose answers are short whatever they ask for; afterwards it is as before."""
+    folder = write_chain(tmp_path_factory.mktemp("fuzz") / "chain", ["Qab", END])
+    settings = {"CHAT_TEMPLATE": TEMPLATE, "MAX_NUM_SEQS": "8", "MAX_SEQ_LEN": "96", "FT_SERVER_TEST": "0", "KV_CACHE_MEM_MB": "8"}
+    with running_server(folder, THREADS="1", **settings) as server:
+        yield server
+        assert server.raw("Q", max_new_tokens=5, top_k=1)["response"] == "ab"
+        gauges = server.gauges()
+        assert gauges["maga_num_requests_running"] == gauges["maga_num_requests_waiting"] == 0
+        assert gauges['maga_kv_pages{state="live"}'] == 0
+        assert not any("Traceback" in line for line in server.lines), "\n".join(server.lines[-40:])
 
 
 @pytest.fixture(scope="session")

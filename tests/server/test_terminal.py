@@ -66,11 +66,9 @@ def test_mistakes(arguments, words):
 def test_vllms_other_flags_are_taken_where_they_ask_for_nothing(tmp_path):
     file = tmp_path / "settings.yaml"
     file.write_text("port: 4\nmax-model-len: 77\nlog-level: warning\n")
-    told = maga(
-        "config", "/x", "-tp", "1", "--trust-remote-code", "--no-enable-prefix-caching", "--port", "5", MAGA_CONFIG=str(file)
-    )
+    told = maga("config", "/x", "-tp", "1", "--enforce-eager", "--no-enable-prefix-caching", "--port", "5", MAGA_CONFIG=str(file))
     assert told.returncode == 0, told.stderr
-    assert "--trust-remote-code has no effect here" in told.stderr and "-tp" not in told.stderr
+    assert "--enforce-eager has no effect here" in told.stderr and "-tp" not in told.stderr
     lines = {line.split()[0]: line for line in told.stdout.splitlines()}
     assert re.search(r" False +flag", lines["reuse_cache"]) and re.search(r" 5 +flag port", lines["port"])
     assert str(file) in lines["max_seq_len"] and " WARNING " in lines["log_level"]
@@ -114,7 +112,15 @@ def test_on_a_terminal_an_answer_can_be_stopped(server):
     """Ctrl-C ends the answer, not the chat; Ctrl-D ends the chat."""
     terminal, other = pty.openpty()
     command = [sys.executable, "-m", "maga_transformer.cli", "chat", server.url, "--temperature", "0", "--max-tokens", "200"]
-    process = subprocess.Popen(command, stdin=other, stdout=other, stderr=other, env={**os.environ, "TERM": "dumb"})
+    process = subprocess.Popen(
+        command,
+        stdin=other,
+        stdout=other,
+        stderr=other,
+        env={**os.environ, "TERM": "dumb"},
+        # Tests that run in the background of a shell inherit that SIGINT is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
     os.close(other)
     seen = ""
 

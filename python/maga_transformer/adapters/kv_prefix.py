@@ -39,6 +39,11 @@ class KvPrefix:
         """ValueError where it was tuned for another model than the program's."""
         if not self.has_positions and not family.model_type.startswith("chatglm"):
             raise ValueError(f"{self.file}: {_ENCODER[:-1]} is ChatGLM's, the model is of type {family.model_type!r}")
+        if family.latent:
+            raise ValueError(
+                f"{self.file}: tuned keys and values cannot be given to a model of type {family.model_type!r}, which keeps latent "
+                "states in their place; valid: prompt tuning or P-tuning"
+            )
         wanted = 2 * sum(heads * width for heads, width in _layers(program))
         found = self.entries.shape[1]
         if found != wanted:

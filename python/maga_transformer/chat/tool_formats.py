@@ -20,7 +20,7 @@ class ToolFormat:
     name: str
     open: str = ""  # "": the whole answer is a call if it begins with a brace
     close: str = ""  # "": the end of the answer
-    signs: tuple[str, ...] = ()  # one of them in the chat template tells the format; "": never
+    signs: tuple[str, ...] = ()  # one of them in the chat template tells the format; (): its `open` does
     header: re.Pattern[str] | None = None  # its group is the name
     read: Callable[[str, Schemas], tuple[str, Arguments] | None] | None = None
     # What a constrained answer is made of (chat/tool_grammar.py): around all calls, around each, between two.
@@ -76,7 +76,6 @@ FORMATS = (
         "hermes",
         "<tool_call>",
         "</tool_call>",
-        ("<tool_call>",),
         each=("<tool_call>\n", "\n</tool_call>"),
         between="\n",
         aliases=("qwen", "qwen25", "qwen3", "xlam"),
@@ -85,7 +84,6 @@ FORMATS = (
         "deepseek",
         "<｜tool▁calls▁begin｜>",
         "<｜tool▁calls▁end｜>",
-        ("<｜tool▁calls▁begin｜>",),
         header=re.compile(r"(?:function<｜tool▁sep｜>)?" + _NAME + r"\s*(?:<｜tool▁sep｜>|```json|$)"),
         around=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
         each=("", "\n```<｜tool▁call▁end｜>"),
@@ -98,7 +96,6 @@ FORMATS = (
         "kimi",
         "<|tool_calls_section_begin|>",
         "<|tool_calls_section_end|>",
-        ("<|tool_calls_section_begin|>",),
         header=re.compile(r"(?:functions\.)?" + _NAME + r":\d+"),
         around=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
         each=("", "<|tool_call_end|>"),
@@ -114,7 +111,7 @@ FORMATS = (
         header=re.compile(_NAME + r"(?:\[CALL_ID\]\w+)?\[ARGS\]"),
         named=("[TOOL_CALLS]", "[ARGS]"),
     ),
-    ToolFormat("mistral", "[TOOL_CALLS]", "", ("[TOOL_CALLS]",), around=("[TOOL_CALLS] [", "]"), between=", "),
+    ToolFormat("mistral", "[TOOL_CALLS]", around=("[TOOL_CALLS] [", "]"), between=", "),
     ToolFormat(
         "internlm",
         "<|action_start|>",
@@ -129,24 +126,20 @@ FORMATS = (
         "granite",
         "<|tool_call|>",
         "<|/tool_call|>",
-        ("<|tool_call|>",),
         around=("<|tool_call|>[", "]"),
         between=", ",
         aliases=("phi4", "granite-20b-fc"),
     ),
-    ToolFormat("phi4_mini", "functools", "", ("functools",), around=("functools[", "]"), between=", ", aliases=("phi4_mini_json",)),
+    ToolFormat("phi4_mini", "functools", around=("functools[", "]"), between=", ", aliases=("phi4_mini_json",)),
     ToolFormat(
         "cohere",
         "<|START_ACTION|>",
         "<|END_ACTION|>",
-        ("<|START_ACTION|>",),
         around=("<|START_ACTION|>[", "]<|END_ACTION|>"),
         between=", ",
         arguments_key="parameters",
     ),
-    ToolFormat(
-        "jamba", "<tool_calls>", "</tool_calls>", ("<tool_calls>",), around=("<tool_calls>[", "]</tool_calls>"), between=", "
-    ),
+    ToolFormat("jamba", "<tool_calls>", "</tool_calls>", around=("<tool_calls>[", "]</tool_calls>"), between=", "),
     ToolFormat(
         "llama3_json",
         "",
@@ -164,4 +157,4 @@ FALLBACK = BY_NAME["hermes"]
 
 def find_format(template: str) -> ToolFormat | None:
     """Of a template that knows tools. None: it does not say how calls look."""
-    return next((form for form in FORMATS if any(sign in template for sign in form.signs)), None)
+    return next((form for form in FORMATS if any(sign in template for sign in form.signs or (form.open,))), None)

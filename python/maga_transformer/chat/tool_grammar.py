@@ -24,7 +24,7 @@ def tool_grammar(form: ToolFormat, schemas: Mapping[str, Mapping[str, Any]], *, 
     calls = [f"call{index}: {_call(form, name, schema)}" for index, (name, schema) in enumerate(schemas.items())]
     one = " | ".join(f"call{index}" for index in range(len(calls)))
     before, after = form.each
-    more = f" ({_literal(form.between)} one)*" if several and form.named != ("[TOOL_CALLS]", "[ARGS]") else ""
+    more = f" ({_literal(form.between)} one)*" if several else ""
     rules = [
         f"start: {_literal(form.around[0])} one{more} {_literal(form.around[1])}",
         f"one: {_literal(before)} ({one}) {_literal(after)}",

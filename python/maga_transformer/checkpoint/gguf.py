@@ -19,6 +19,7 @@ from maga_transformer.checkpoint.gguf_layouts import Layout, layout_of
 # Computed from the metadata by whoever wrote the file; hugging_face_config reads rope_freqs itself.
 _TABLES = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _MATRICES = ("token_types", "cls.output")  # that may have one row, whose size quantising a file leaves out
+SCALED = "ggml_scaled"  # quant_method of models of which some weights are to be multiplied by their tensor weight_scale
 _SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
 
@@ -86,7 +87,13 @@ class GgufCheckpoint:
             layer = re.match(r"blk\.(\d+)\.", name)
             if layer and sizes.layers is not None and int(layer[1]) >= sizes.layers:
                 continue
-            for ours, part in _translate(layout, sizes, file, name).items():
+            weight, _, kind = name.rpartition(".")
+            if kind in ("scale", "input_scale") and f"{weight}.weight" in stored:
+                continue  # comes with its weight; or is of activations, which are rounded by scales of their own, if at all
+            parts = _translate(layout, sizes, file, name)
+            if f"{weight}.scale" in stored and kind == "weight":
+                parts |= _scales(parts, stored[f"{weight}.scale"], f"{weight}.scale")
+            for ours, part in parts.items():
                 if ours in self._parts:
                     raise ValueError(f"{file.path}: tensor {name} stands for {ours}, which {self._parts[ours].stored} does too")
                 self._parts[ours] = part
@@ -94,6 +101,8 @@ class GgufCheckpoint:
         self.config = hugging_face_config(path, self.metadata, layout, shapes, tables)
         if sizes.layers is not None:
             self.config["num_hidden_layers"] = sizes.layers
+        if any(name.endswith(".weight_scale") for name in self._parts):
+            self.config["quantization_config"] = {"quant_method": SCALED}
 
     def _part(self, name: str) -> _Part:
         if name not in self._parts:
@@ -164,6 +173,15 @@ def _translate(layout: Layout, sizes: HeadSizes, file: GgufFile, stored: str) ->
     if module == "ffn_gate_inp_shexp" and len(tensor.shape) == 1:
         return {f"{name}.{kind}": _Part(file, stored, as_row=True)}
     return {f"{name}.{kind}": _Part(file, stored, offset=offset)}
+
+
+def _scales(weights: dict[str, _Part], file: GgufFile, stored: str) -> dict[str, _Part]:
+    """A factor for each of the weights that one stored tensor makes: the same one, or each expert's."""
+
+    def own(rows: Array | slice | int | None) -> slice | None:
+        return slice(rows, rows + 1) if isinstance(rows, int) else None
+
+    return {f"{ours}_scale": _Part(file, stored, own(part.rows)) for ours, part in weights.items()}
 
 
 def _interleaved(q: int, k: int, groups: int) -> Array:

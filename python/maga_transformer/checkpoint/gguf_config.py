@@ -200,6 +200,9 @@ def _finish(keys: _Keys, config: dict[str, Any], shapes: Mapping[str, tuple[int,
         _deepseek(keys, config)
     elif architecture == "bert":
         _bert(keys, config, shapes)
+    elif architecture == "nomic-bert":
+        types = shapes.get("embeddings.token_type_embeddings.weight", (0,))
+        config["type_vocab_size"] = types[0]
     elif architecture in _GEMMA_27B_LAYERS:
         wide = keys.number("block_count") == _GEMMA_27B_LAYERS[architecture]
         config["query_pre_attn_scalar"] = config["hidden_size"] // heads if wide else config["head_dim"]

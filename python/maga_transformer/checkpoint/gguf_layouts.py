@@ -364,6 +364,25 @@ LAYOUTS: Mapping[str, Layout] = MappingProxyType(
             config=_GELU,
             keys={"is_decoder": "attention.causal"},
         ),
+        "nomic-bert": Layout(
+            "NomicBertModel",
+            "nomic_bert",
+            _names(
+                token_embd="embeddings.word_embeddings", token_embd_norm="emb_ln", token_types="embeddings.token_type_embeddings"
+            ),
+            "encoder.layers.{}",
+            _names(
+                attn_qkv="attn.Wqkv",
+                attn_output="attn.out_proj",
+                attn_output_norm="norm1",
+                ffn_up="mlp.fc11",
+                ffn_gate="mlp.fc12",
+                ffn_down="mlp.fc2",
+                layer_output_norm="norm2",
+            ),
+            eps="layer_norm_eps",
+            keys={"is_decoder": "attention.causal"},
+        ),
         "chatglm": Layout(
             "ChatGLMModel",
             "chatglm",

@@ -26,6 +26,9 @@ def quantize(
     sample_length: Annotated[int, typer.Option(help="tokens of each")] = 512,
     model_type: Annotated[str | None, typer.Option(help="model family; without: read from the checkpoint")] = None,
     allow_requantize: Annotated[bool, typer.Option("--allow-requantize", help="take weights that were rounded before")] = False,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="run code of the checkpoint where its tokenizer is nothing else")
+    ] = False,
     threads: Annotated[int, typer.Option(help="threads that compute; 0: one per usable core")] = 0,
 ) -> None:
     """Write a quantised checkpoint, in the layout of GPTQ, AWQ or compressed-tensors. A run that was stopped goes on."""
@@ -41,6 +44,7 @@ def quantize(
             Calibration(calibration, samples, sample_length),
             model_type=model_type,
             allow_requantize=allow_requantize,
+            trust_remote_code=trust_remote_code,
             threads=threads,
             progress=progress,
         )

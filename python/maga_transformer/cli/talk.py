@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -28,54 +29,69 @@ Key = Annotated[
     ),
 ]
 _Name = Annotated[str, typer.Option("--model-name", help="which of the server's models; without: its first", show_default=False)]
-_MaxTokens = Annotated[int | None, typer.Option("--max-tokens", "--max-new-tokens", min=1, help="tokens to generate at most")]
-_Temperature = Annotated[float | None, typer.Option(help="0: always the most likely token")]
-_TopP = Annotated[float | None, typer.Option(help="draw from the most likely tokens that have this share together")]
-_TopK = Annotated[int | None, typer.Option(help="draw from this many of the most likely tokens")]
-_Seed = Annotated[int | None, typer.Option(help="the same seed draws the same text")]
-_Stop = Annotated[list[str] | None, typer.Option(help="text that ends the output (repeatable)", show_default=False)]
+_DRAWING: dict[str, Any] = {  # options for the fields of Drawing
+    "max_tokens": Annotated[int | None, typer.Option("--max-tokens", "--max-new-tokens", min=1, help="tokens to generate at most")],
+    "temperature": Annotated[float | None, typer.Option(help="0: always the most likely token")],
+    "top_p": Annotated[float | None, typer.Option(help="draw from the most likely tokens that have this share together")],
+    "top_k": Annotated[int | None, typer.Option(help="draw from this many of the most likely tokens")],
+    "seed": Annotated[int | None, typer.Option(help="the same seed draws the same text")],
+    "stop": Annotated[list[str] | None, typer.Option(help="text that ends the output (repeatable)", show_default=False)],
+}
 _CHAT_HELP = "/clear begins anew, /system TEXT sets a system prompt, /exit or Ctrl-D ends; Ctrl-C stops an answer"
 
 
+def _draws(**defaults: object) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A command that takes a `drawing` gets its fields as options there, with these defaults."""
+
+    def with_options(command: Callable[..., None]) -> Callable[..., None]:
+        def call(*, stop: list[str] | None, **values: Any) -> None:
+            given = {name: values.pop(name) for name in _DRAWING if name != "stop"}
+            command(**values, drawing=Drawing(**given, stop=tuple(stop or ())))
+
+        parameters: list[inspect.Parameter] = []
+        for parameter in inspect.signature(command, eval_str=True).parameters.values():
+            if parameter.name == "drawing":
+                parameters += [
+                    parameter.replace(name=name, annotation=option, default=defaults.get(name)) for name, option in _DRAWING.items()
+                ]
+            else:
+                parameters.append(parameter)
+        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        call.__doc__, call.__name__ = command.__doc__, command.__name__
+        return call
+
+    return with_options
+
+
+@_draws(max_tokens=256, temperature=0.0)
 def run(
     path: Annotated[str, typer.Argument(metavar="MODEL|URL", help="model folder, GGUF file, or the URL of a server")],
     prompt: Annotated[str, typer.Argument(help="text to continue, or with --chat a message to answer")],
+    *,
     chat: Annotated[bool, typer.Option("--chat", help="answer through the model's chat template")] = False,
-    max_tokens: _MaxTokens = 256,
-    temperature: _Temperature = 0.0,
-    top_p: _TopP = None,
-    top_k: _TopK = None,
-    seed: _Seed = None,
-    stop: _Stop = None,
+    drawing: Drawing,
     api_key: Key = "",
     config: File = "",
-    *,
     settings: dict[str, object],
 ) -> None:
     """Answer one prompt on the terminal and end."""
-    drawing = Drawing(max_tokens, temperature, top_p, top_k, seed, tuple(stop or ()))
     with open_speaker(path, api_key, "", load(path_of(path), config, settings)) as speaker:
         tell(speaker.chat([{"role": "user", "content": prompt}], drawing) if chat else speaker.complete(prompt, drawing))
 
 
+@_draws(max_tokens=256, temperature=0.0)
 def complete(
     where: Where = None,
     prompt: Annotated[str | None, typer.Argument(help="text to continue; without: every line of the input is one")] = None,
+    *,
     url: Url = "",
     model_name: _Name = "",
     api_key: Key = "",
-    max_tokens: _MaxTokens = 256,
-    temperature: _Temperature = 0.0,
-    top_p: _TopP = None,
-    top_k: _TopK = None,
-    seed: _Seed = None,
-    stop: _Stop = None,
+    drawing: Drawing,
     config: File = "",
-    *,
     settings: dict[str, object],
 ) -> None:
     """Continue texts, by a model in this process or by a server."""
-    drawing = Drawing(max_tokens, temperature, top_p, top_k, seed, tuple(stop or ()))
     with open_speaker(url or where, api_key, model_name, load(path_of(where), config, settings)) as speaker:
         if prompt is not None:
             tell(speaker.complete(prompt, drawing))
@@ -84,25 +100,20 @@ def complete(
             tell(speaker.complete(text, drawing))
 
 
+@_draws(temperature=0.7)
 def chat(
     where: Where = None,
     message: Annotated[str | None, typer.Option("--message", "--quick", help="answer this and end", show_default=False)] = None,
     system_prompt: Annotated[str, typer.Option(help="what the model is told before the conversation", show_default=False)] = "",
+    *,
     url: Url = "",
     model_name: _Name = "",
     api_key: Key = "",
-    max_tokens: _MaxTokens = None,
-    temperature: _Temperature = 0.7,
-    top_p: _TopP = None,
-    top_k: _TopK = None,
-    seed: _Seed = None,
-    stop: _Stop = None,
+    drawing: Drawing,
     config: File = "",
-    *,
     settings: dict[str, object],
 ) -> None:
     """Chat, with a model in this process or with a server."""
-    drawing = Drawing(max_tokens, temperature, top_p, top_k, seed, tuple(stop or ()))
     with open_speaker(url or where, api_key, model_name, load(path_of(where), config, settings)) as speaker:
         turns: list[Message] = [{"role": "system", "content": system_prompt}] if system_prompt else []
         if message is not None:

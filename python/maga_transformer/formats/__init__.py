@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from maga_transformer.checkpoint.gguf import SCALED
 from maga_transformer.checkpoint.interface import Checkpoint
 from maga_transformer.checkpoint.source import Source
 from maga_transformer.formats.awq import Awq
@@ -14,6 +15,7 @@ from maga_transformer.formats.canonical import Affine, Canonical, Dense, Float8,
 from maga_transformer.formats.compressed import compressed_tensors
 from maga_transformer.formats.fp8 import Fp8
 from maga_transformer.formats.ggml import FORMATS, affine_from_blocks
+from maga_transformer.formats.ggml_scaled import GgmlScaled
 from maga_transformer.formats.gptq import Gptq
 from maga_transformer.formats.mxfp4 import Mxfp4
 from maga_transformer.formats.quantized import Method, QuantizedCheckpoint, quantization_config
@@ -27,6 +29,7 @@ _METHODS: dict[str, Callable[[Checkpoint, dict[str, Any]], Method]] = {
     "fp8": Fp8,
     "compressed-tensors": compressed_tensors,
     "mxfp4": Mxfp4,
+    SCALED: GgmlScaled,
 }
 
 

@@ -4,83 +4,50 @@ value differs from the format's definition by no more than the rounding of its l
 Layouts: ggml/src/ggml-common.h and ggml-quants.c of https://github.com/ggml-org/ggml. In comments, b is the count of blocks.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from maga_transformer.formats import mxfp4
-from maga_transformer.formats.canonical import Affine
-
-Bytes = npt.NDArray[np.uint8]
-Floats = npt.NDArray[np.float32]
-# blocks (b, bytes a block), codes to fill (b, elements a block) -> scale and offset (b, groups a block)
-Decode = Callable[[Bytes, Bytes], tuple[Floats, Floats | None]]
-
-
-def _half(blocks: Bytes, begin: int) -> Floats:
-    """(b, 1): the fp16 at byte `begin` of each block."""
-    return np.ascontiguousarray(blocks[:, begin : begin + 2]).view(np.float16).astype(np.float32)
-
-
-def _nibbles(packed: Bytes, codes: Bytes) -> None:
-    """(b, n) bytes -> (b, 2n) codes: the low nibbles of all, then the high ones."""
-    packed = np.ascontiguousarray(packed)  # arithmetic on whole arrays, and n bytes moved as one item: 2.5 times as fast
-    half = np.dtype((np.void, packed.shape[1]))
-    out = codes.view(half)
-    out[:, :1] = (packed & 15).view(half)
-    out[:, 1:] = (packed >> 4).view(half)
-
-
-def _bits(packed: Bytes) -> Bytes:
-    """(b, n) bytes -> (b, 8n) bits, the lowest of each byte first."""
-    return np.unpackbits(np.ascontiguousarray(packed), axis=1, bitorder="little")
+from maga_transformer.formats import ggml_grids, mxfp4
+from maga_transformer.formats.canonical import E4M3, Affine
+from maga_transformer.formats.ggml_blocks import Bytes, Decode, Floats, bit_pairs, bits, half, nibble_pairs, nibbles, two_bits
 
 
 def _decode_q4_0(blocks: Bytes, codes: Bytes) -> tuple[Floats, Floats | None]:
-    _nibbles(blocks[:, 2:], codes)
-    return _half(blocks, 0), None
+    nibbles(blocks[:, 2:], codes)
+    return half(blocks, 0), None
 
 
 def _decode_q4_1(blocks: Bytes, codes: Bytes) -> tuple[Floats, Floats | None]:
-    _nibbles(blocks[:, 4:], codes)
-    return _half(blocks, 0), _half(blocks, 2)
+    nibbles(blocks[:, 4:], codes)
+    return half(blocks, 0), half(blocks, 2)
 
 
 def _decode_q5_0(blocks: Bytes, codes: Bytes) -> tuple[Floats, Floats | None]:
-    _nibbles(blocks[:, 6:], codes)
-    codes |= _bits(blocks[:, 2:6]) << 4
-    return _half(blocks, 0), None
+    nibbles(blocks[:, 6:], codes)
+    codes |= bits(blocks[:, 2:6]) << 4
+    return half(blocks, 0), None
 
 
 def _decode_q5_1(blocks: Bytes, codes: Bytes) -> tuple[Floats, Floats | None]:
-    _nibbles(blocks[:, 8:], codes)
-    codes |= _bits(blocks[:, 4:8]) << 4
-    return _half(blocks, 0), _half(blocks, 2)
+    nibbles(blocks[:, 8:], codes)
+    codes |= bits(blocks[:, 4:8]) << 4
+    return half(blocks, 0), half(blocks, 2)
 
 
 def _decode_q8_0(blocks: Bytes, codes: Bytes) -> tuple[Floats, Floats | None]:
     np.bitwise_xor(blocks[:, 2:], 128, out=codes)  # int8 + 128
-    return _half(blocks, 0), None
-
-
-def _two_bits(packed: Bytes, codes: Bytes) -> None:
-    """(b, 64) bytes -> (b, 256) codes: in each half of 32 bytes, bits 0-1 of all, then bits 2-3, 4-5 and 6-7."""
-    halves = np.ascontiguousarray(packed).reshape(-1, 2, 32)
-    out = codes.reshape(-1, 2, 4, 32)
-    for plane in range(4):
-        out[:, :, plane] = (halves >> (2 * plane)) & 3
+    return half(blocks, 0), None
 
 
 def _decode_q2_k(blocks: Bytes, codes: Bytes) -> tuple[Floats, Floats | None]:
-    _two_bits(blocks[:, 16:80], codes)
+    two_bits(blocks[:, 16:80], codes)
     levels = blocks[:, :16]  # low nibble: scale, high nibble: minimum
-    return _half(blocks, 80) * (levels & 15), -_half(blocks, 82) * (levels >> 4)
+    return half(blocks, 80) * (levels & 15), -half(blocks, 82) * (levels >> 4)
 
 
 def _decode_q3_k(blocks: Bytes, codes: Bytes) -> tuple[Floats, Floats | None]:
-    _two_bits(blocks[:, 32:96], codes)
+    two_bits(blocks[:, 32:96], codes)
     high = np.ascontiguousarray(blocks[:, :32])  # byte l, bit k: third bit of element 32 k + l
     out = codes.reshape(-1, 8, 32)
     for plane in range(8):
@@ -89,7 +56,7 @@ def _decode_q3_k(blocks: Bytes, codes: Bytes) -> tuple[Floats, Floats | None]:
     low = np.concatenate([packed[:, :8] & 15, packed[:, :8] >> 4], axis=1)
     top = np.concatenate([(packed[:, 8:] >> (2 * k)) & 3 for k in range(4)], axis=1)
     levels = (low | top << 4).astype(np.float32) - 32
-    return _half(blocks, 108) * levels, None
+    return half(blocks, 108) * levels, None
 
 
 def _six_bit_levels(packed: Bytes) -> tuple[Bytes, Bytes]:
@@ -102,18 +69,18 @@ def _six_bit_levels(packed: Bytes) -> tuple[Bytes, Bytes]:
 
 def _decode_q4_k(blocks: Bytes, codes: Bytes) -> tuple[Floats, Floats | None]:
     scales, minimums = _six_bit_levels(blocks[:, 4:16])
-    _nibbles(np.ascontiguousarray(blocks[:, 16:]).reshape(-1, 32), codes.reshape(-1, 64))
-    return _half(blocks, 0) * scales, -_half(blocks, 2) * minimums
+    nibbles(np.ascontiguousarray(blocks[:, 16:]).reshape(-1, 32), codes.reshape(-1, 64))
+    return half(blocks, 0) * scales, -half(blocks, 2) * minimums
 
 
 def _decode_q5_k(blocks: Bytes, codes: Bytes) -> tuple[Floats, Floats | None]:
     scales, minimums = _six_bit_levels(blocks[:, 4:16])
-    _nibbles(np.ascontiguousarray(blocks[:, 48:]).reshape(-1, 32), codes.reshape(-1, 64))
+    nibbles(np.ascontiguousarray(blocks[:, 48:]).reshape(-1, 32), codes.reshape(-1, 64))
     high = np.ascontiguousarray(blocks[:, 16:48])  # byte l, bit k: fifth bit of element 32 k + l
     out = codes.reshape(-1, 8, 32)
     for plane in range(8):
         out[:, plane] |= ((high >> plane) & 1) << 4
-    return _half(blocks, 0) * scales, -_half(blocks, 2) * minimums
+    return half(blocks, 0) * scales, -half(blocks, 2) * minimums
 
 
 def _decode_q6_k(blocks: Bytes, codes: Bytes) -> tuple[Floats, Floats | None]:
@@ -123,7 +90,7 @@ def _decode_q6_k(blocks: Bytes, codes: Bytes) -> tuple[Floats, Floats | None]:
     for plane in range(4):
         out[:, :, plane] = ((low[:, :, plane & 1] >> (4 * (plane >> 1))) & 15) | ((high >> (2 * plane)) & 3) << 4
     levels = np.ascontiguousarray(blocks[:, 192:208]).view(np.int8)
-    return _half(blocks, 208) * levels, None
+    return half(blocks, 208) * levels, None
 
 
 # The 16 levels of IQ4 blocks, plus 128.
@@ -131,23 +98,56 @@ _IQ4 = np.array([1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 
 
 
 def _decode_iq4_nl(blocks: Bytes, codes: Bytes) -> tuple[Floats, Floats | None]:
-    _nibbles(blocks[:, 2:], codes)
+    nibbles(blocks[:, 2:], codes)
     np.take(_IQ4, codes, out=codes)
-    return _half(blocks, 0), None
+    return half(blocks, 0), None
 
 
 def _decode_iq4_xs(blocks: Bytes, codes: Bytes) -> tuple[Floats, Floats | None]:
-    _nibbles(np.ascontiguousarray(blocks[:, 8:]).reshape(-1, 16), codes.reshape(-1, 32))
+    nibbles(np.ascontiguousarray(blocks[:, 8:]).reshape(-1, 16), codes.reshape(-1, 32))
     np.take(_IQ4, codes, out=codes)
-    low = np.stack([blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4], axis=2).reshape(-1, 8)
-    high = np.stack([(blocks[:, 2:4] >> shift) & 3 for shift in (0, 2, 4, 6)], axis=2).reshape(-1, 8)
-    return _half(blocks, 0) * ((low | high << 4).astype(np.float32) - 32), None
+    levels = nibble_pairs(blocks[:, 4:8]) | bit_pairs(blocks[:, 2:4]) << 4
+    return half(blocks, 0) * (levels.astype(np.float32) - 32), None
 
 
 def _decode_mxfp4(blocks: Bytes, codes: Bytes) -> tuple[Floats, Floats | None]:
-    _nibbles(blocks[:, 1:], codes)
+    nibbles(blocks[:, 1:], codes)
     np.take(mxfp4.CODES, codes, out=codes)
     return mxfp4.scales_of(blocks[:, :1]), None
+
+
+def _decode_nvfp4(blocks: Bytes, codes: Bytes) -> tuple[Floats, Floats | None]:
+    nibbles(np.ascontiguousarray(blocks[:, 4:]).reshape(-1, 8), codes.reshape(-1, 16))
+    np.take(mxfp4.CODES, codes, out=codes)
+    return _UE4M3[blocks[:, :4]], None
+
+
+# Of whole numbers that are twice the stored ones. The sign's bit is not read, and no code is NaN: as ggml has it.
+_UE4M3: Floats = np.abs(E4M3) * np.float32(0.5)
+_UE4M3[[0x7F, 0xFF]] = 0, 240
+
+
+def _decode_tq1_0(blocks: Bytes, codes: Bytes) -> tuple[Floats, Floats | None]:
+    """Five ternary digits a byte, which is 256/243 of the number that they make: of each run of bytes all first digits, then all
+    second ones; of the last four bytes, four digits each."""
+    to = 0
+    for begin, end, digits in ((0, 32, 5), (32, 48, 5), (48, 52, 4)):
+        rest = np.ascontiguousarray(blocks[:, begin:end])
+        for _ in range(digits):
+            codes[:, to : to + end - begin] = (rest > 85).view(np.uint8) + (rest > 170)  # 3 * rest >> 8
+            rest *= 3  # modulo 256
+            to += end - begin
+    return half(blocks, 52), None
+
+
+def _decode_tq2_0(blocks: Bytes, codes: Bytes) -> tuple[Floats, Floats | None]:
+    two_bits(blocks[:, :64], codes)
+    return half(blocks, 64), None
+
+
+def _decode_q1_0(blocks: Bytes, codes: Bytes) -> tuple[Floats, Floats | None]:
+    np.multiply(bits(blocks[:, 2:]), 2, out=codes)  # -1 or 1, plus 1
+    return half(blocks, 0), None
 
 
 class Format(NamedTuple):
@@ -172,8 +172,21 @@ FORMATS = {
     "q6_k": Format(256, 210, 6, 16, 32, _decode_q6_k),
     "iq4_nl": Format(32, 18, 8, 32, 128, _decode_iq4_nl),
     "iq4_xs": Format(256, 136, 8, 32, 128, _decode_iq4_xs),
+    "iq1_s": Format(256, 50, 4, 32, 0, ggml_grids.decode_iq1_s),
+    "iq1_m": Format(256, 56, 4, 16, 0, ggml_grids.decode_iq1_m),
+    "iq2_xxs": Format(256, 66, 8, 32, 128, ggml_grids.decode_iq2_xxs),
+    "iq2_xs": Format(256, 74, 8, 16, 128, ggml_grids.decode_iq2_xs),
+    "iq2_s": Format(256, 82, 8, 16, 128, ggml_grids.decode_iq2_s),
+    "iq3_xxs": Format(256, 98, 8, 32, 128, ggml_grids.decode_iq3_xxs),
+    "iq3_s": Format(256, 110, 4, 32, 0, ggml_grids.decode_iq3_s),
     "mxfp4": Format(32, 17, 5, 32, mxfp4.ZERO, _decode_mxfp4),
+    "nvfp4": Format(64, 36, 5, 16, mxfp4.ZERO, _decode_nvfp4),
+    "tq1_0": Format(256, 54, 2, 256, 1, _decode_tq1_0),
+    "tq2_0": Format(256, 66, 2, 256, 1, _decode_tq2_0),
+    "q1_0": Format(128, 18, 2, 128, 1, _decode_q1_0),
 }
+
+_ELEMENTS_AT_ONCE = 1 << 18  # what is computed on the way stays in the caches
 
 
 def affine_from_blocks(dtype: str, rows_of_blocks: Bytes) -> Affine:
@@ -183,13 +196,22 @@ def affine_from_blocks(dtype: str, rows_of_blocks: Bytes) -> Affine:
     columns = row_bytes // form.nbytes * form.elements
     codes = np.empty((rows, columns), np.uint8)
     blocks = np.ascontiguousarray(rows_of_blocks).reshape(-1, form.nbytes)
-    scale, offset = form.decode(blocks, codes.reshape(-1, form.elements))
+    unfolded = codes.reshape(-1, form.elements)
+    scale = np.empty((len(blocks), form.elements // form.group), np.float32)
+    offset = None
+    step = max(1, _ELEMENTS_AT_ONCE // form.elements)
+    for begin in range(0, len(blocks), step):
+        part = slice(begin, begin + step)
+        scale[part], shift = form.decode(blocks[part], unfolded[part])
+        if shift is not None:
+            offset = np.empty_like(scale) if offset is None else offset
+            offset[part] = shift
     shape = (rows, columns // form.group)
     return Affine(
         codes=codes,
         bits=form.bits,
         group=form.group,
-        scale=np.ascontiguousarray(scale.reshape(shape)),
-        offset=None if offset is None else np.ascontiguousarray(offset.reshape(shape)),
+        scale=scale.reshape(shape),
+        offset=None if offset is None else offset.reshape(shape),
         zero=form.zero,
     )

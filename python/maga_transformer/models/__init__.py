@@ -28,6 +28,7 @@ from maga_transformer.models.llama import Aquila, Llama, Mistral, Xverse
 from maga_transformer.models.mixtral import Mixtral
 from maga_transformer.models.mpt import Mpt
 from maga_transformer.models.nemotron import Nemotron
+from maga_transformer.models.nomic_bert import NomicBert
 from maga_transformer.models.olmo import Olmo
 from maga_transformer.models.olmo2 import Olmo2
 from maga_transformer.models.olmoe import Olmoe
@@ -83,6 +84,7 @@ _FAMILIES: tuple[type[Family], ...] = (
     InternLM2,
     Mpt,
     Nemotron,
+    NomicBert,
     Olmo,
     Olmo2,
     Opt,

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from maga_transformer._core import Program, View
 from maga_transformer.models.builder import Builder
 from maga_transformer.models.family import Family
+from maga_transformer.models.rope import Rope
 from maga_transformer.models.task import COLBERT, SCORE, SPARSE
 
 
@@ -62,7 +63,7 @@ class Bert(Family):
         pooled = b.tanh(b.linear(first, f"{self._prefix}pooler.dense", width=self.hidden, bias=True))
         b.end(pooled, "classifier", width=self.task.labels)
 
-    def read_rope(self) -> None:
+    def read_rope(self) -> Rope | None:
         return None
 
     def first_position(self) -> int:

@@ -22,6 +22,7 @@ class DeepseekV2(Family):
     aliases: ClassVar[tuple[str, ...]] = ("deepseek_v2",)
     architectures: ClassVar[tuple[str, ...]] = ("DeepseekV2ForCausalLM",)
     layer_tensors = LayerTensors(keys="", value_dim="v_head_dim")
+    latent = True
     defaults: ClassVar[Mapping[str, Any]] = MappingProxyType(
         {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
     )

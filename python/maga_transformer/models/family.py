@@ -37,6 +37,7 @@ class Family(ABC):
     norm_kind: ClassVar[str] = "rms"
     norm_eps: ClassVar[tuple[str, float]] = ("rms_norm_eps", 1e-6)  # config key and default
     encoder: ClassVar[bool] = False  # it has no head that generates
+    latent: ClassVar[bool] = False  # its cache holds states of which every head's keys and values are products
     embedding: str = "model.embed_tokens.weight"  # the tensor's name; tied models may store it as the head
     final_norm: str = "model.norm"
     head: str = "lm_head.weight"

@@ -63,6 +63,9 @@ def layer_sizes(
         compared = ((heads, _HEADS, size.heads.heads), (kv_heads, _KV_HEADS, shared), (widths, _WIDTHS, size.intermediate))
         for counts, keys, count in compared:
             if counts is not None and count is not None and counts[i] != count:
+                mixes = not any(name.endswith(f"{tensors.down.format(i)}.weight") for name in checkpoint.names())
+                if counts is widths and counts[i] == 0 and mixes:
+                    continue  # its experts have a width of their own
                 key = next(key for key in keys if config.get(key) is not None)
                 raise ValueError(f"{config.path}: config key {key} says {counts[i]} for layer {i}, whose tensors have {count}")
         found[i] = size

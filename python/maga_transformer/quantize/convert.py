@@ -29,7 +29,7 @@ from maga_transformer.quantize.plan import Plan, make_plan
 from maga_transformer.quantize.recipe import Calibration, Recipe
 from maga_transformer.quantize.stage import StageQuantizer
 from maga_transformer.texts import text_path
-from maga_transformer.tokenizer import load_tokenizer
+from maga_transformer.tokenizer import Tokenizer, load_tokenizer
 
 Progress = Callable[[int, int], None]  # (stages done, in all)
 
@@ -44,16 +44,20 @@ def convert(
     *,
     model_type: str | None = None,
     allow_requantize: bool = False,
+    trust_remote_code: bool = False,
     threads: int = 0,
     progress: Progress = lambda done, total: None,
 ) -> None:
-    """Writes the checkpoint `source`, quantised, to a new folder `target`. ValueError and FileNotFoundError name what is wrong."""
+    """Writes the checkpoint `source`, quantised, to a new folder `target`. `trust_remote_code`: of its
+    tokenizer. ValueError and FileNotFoundError name what is wrong."""
     if Path(target).exists():
         raise ValueError(f"{target}: it exists already; name a new folder")
     checkpoint = open_checkpoint(source)
     program, family = build_program(checkpoint, model_type)
     plan = make_plan(checkpoint, program, recipe, allow_requantize=allow_requantize)
-    ids = _calibration_ids(checkpoint, program, calibration) if recipe.calibrated else None
+    needs_words = recipe.calibrated or not side_files.is_hugging_face(checkpoint)
+    words = load_tokenizer(None, checkpoint, trust_remote_code=trust_remote_code) if needs_words else None
+    ids = _calibration_ids(words, program, calibration) if words and recipe.calibrated else None
     kept = [] if recipe.calibrated else [family.head.removesuffix(".weight")]
     config = side_files.config(checkpoint, quantization_config(recipe, kept))
     work = Path(f"{target}.partial")
@@ -62,7 +66,7 @@ def convert(
         backend = _core.cpu_backend(threads=threads, quantize_activations=False)
         runner = None if ids is None else StageRunner(backend, program, ids)
         _Conversion(checkpoint, plan, recipe, work, runner).run(progress)
-        side_files.write(checkpoint, work)
+        side_files.write(checkpoint, words, work)
         os.remove(work / _STATE)
         os.rename(work, target)
 
@@ -123,13 +127,13 @@ class _Conversion:
         (self.work / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
-def _calibration_ids(checkpoint: Checkpoint, program: _core.Program, calibration: Calibration) -> Ids:
+def _calibration_ids(words: Tokenizer, program: _core.Program, calibration: Calibration) -> Ids:
     place = Path(calibration.file) if calibration.file else text_path("holmes")
     try:
         text = place.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{place}: not UTF-8 ({error.reason} at byte {error.start})") from None
-    return sequences(text, load_tokenizer(None, checkpoint), calibration, program.max_positions)
+    return sequences(text, words, calibration, program.max_positions)
 
 
 @contextmanager

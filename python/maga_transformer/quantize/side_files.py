@@ -7,19 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from maga_transformer.checkpoint import Checkpoint
-from maga_transformer.tokenizer import load_tokenizer
+from maga_transformer.tokenizer import Tokenizer
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
 _TORCH_NAMES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 
 
-def _is_hugging_face(checkpoint: Checkpoint) -> bool:
+def is_hugging_face(checkpoint: Checkpoint) -> bool:
     return (Path(checkpoint.path) / "config.json").is_file()
 
 
 def float_type(checkpoint: Checkpoint) -> str:
     """The type that a model gets which does not come as Hugging Face's folder; "": each tensor keeps its own."""
-    if _is_hugging_face(checkpoint):
+    if is_hugging_face(checkpoint):
         return ""
     stored = {checkpoint.dtype(name) for name in checkpoint.names()}
     return "bf16" if "bf16" in stored else "fp16"
@@ -33,10 +33,11 @@ def config(checkpoint: Checkpoint, quantization: dict[str, Any]) -> dict[str, An
     return {**found, "quantization_config": quantization}
 
 
-def write(checkpoint: Checkpoint, folder: Path) -> None:
-    """Copies them, or writes what the checkpoint's own files say."""
-    if not _is_hugging_face(checkpoint):
-        load_tokenizer(None, checkpoint).save(folder)
+def write(checkpoint: Checkpoint, words: Tokenizer | None, folder: Path) -> None:
+    """Copies them, or writes what the checkpoint's own files say. `words`: its tokenizer, where it is not Hugging Face's."""
+    if not is_hugging_face(checkpoint):
+        assert words is not None
+        words.save(folder)
         return
     for file in sorted(Path(checkpoint.path).iterdir()):
         if file.is_file() and file.name != "config.json" and not file.name.endswith(_WEIGHTS):

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import logging
+from typing import Literal
 
+from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
 from starlette.responses import Response
 
 from maga_transformer import __version__
 from maga_transformer.config import Config, public_value
-from maga_transformer.request import Fault, RequestError, quote
+from maga_transformer.generate_config import validate
 from maga_transformer.server.body import json_object
 from maga_transformer.server.errors import encode
 from maga_transformer.server.state import State
 
-_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+
+class LogLevelRequest(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 
 
 async def server_info(request: Request) -> Response:
@@ -30,8 +36,6 @@ async def server_info(request: Request) -> Response:
 
 async def set_log_level(request: Request) -> Response:
     """RTP-LLM's: {"log_level": "DEBUG"}."""
-    level = (await json_object(request, State.of(request).body_limit)).get("log_level")
-    if level not in _LEVELS:
-        raise RequestError(Fault.parameter, f"log_level={quote(level)}: valid: {', '.join(_LEVELS)}", "log_level")
-    logging.getLogger().setLevel(level)
+    asked = validate(LogLevelRequest, await json_object(request, State.of(request).body_limit))
+    logging.getLogger().setLevel(asked.log_level)
     return Response(encode({"status": "ok"}), media_type="application/json")

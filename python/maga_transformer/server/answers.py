@@ -19,6 +19,7 @@ from maga_transformer.server.state import State
 from maga_transformer.server.streaming import EventStream, openai_event, unless_gone
 
 _DONE = b"data: [DONE]\n\n"
+_TEXT = "\0text\0"  # stands for the text of an event
 
 
 async def answer(
@@ -45,6 +46,8 @@ class _Answer:
         self._asked = asked
         self._shape = shape
         self._scored = asked.logprob_count() >= 0
+        self._sequences = asked.sequences
+        self._include_usage, self._continuous_usage = asked.include_usage, asked.continuous_usage
 
     async def whole(self) -> dict[str, Any]:
         shape, generation = self._shape, self._generation
@@ -83,38 +86,53 @@ class _Answer:
 
     async def events(self) -> AsyncIterator[bytes]:
         """One choice an event: some clients look at the first choice only."""
-        shape, opened = self._shape, set[int]()
+        shape, frames = self._shape, dict[int, tuple[bytes, bytes]]()
+        text_only = not (self._scored or self._asked.return_token_ids or self._continuous_usage)
         async for deltas in self._generation.deltas():
             for delta in deltas:
                 index, news = self._index(delta), delta.event
-                if not (news.tokens or news.finish):
+                tokens, finish = news.tokens, news.finish
+                if not (tokens or finish):
                     continue  # it told of the prompt
-                if index not in opened:
-                    opened.add(index)
+                if index not in frames:
+                    frames[index] = self._frame(index)
                     opening = shape.opening(index)
                     if opening:
                         echoed = self._scores(delta.job, index, [], []) if self._scored else None
                         yield self._event(index, opening, echoed, more=self._opening_ids(delta.job))
-                scores = shape.logprobs(index, news.tokens, news.logprobs) if self._scored and news.tokens else None
-                ids = {"token_ids": list(news.tokens)} if self._asked.return_token_ids and news.tokens else {}
+                scores = shape.logprobs(index, tokens, news.logprobs) if self._scored and tokens else None
+                ids = {"token_ids": tokens} if self._asked.return_token_ids and tokens else {}
                 chunks = shape.chunks(index, delta) or ([shape.empty()] if scores or ids else [])
                 for at, chunk in enumerate(chunks):
+                    if not isinstance(chunk, str):
+                        told = chunk
+                    elif text_only:
+                        head, tail = frames[index]
+                        yield head + encode(chunk) + tail
+                        continue
+                    else:
+                        told = shape.text(chunk)
                     first = at == 0
-                    yield self._event(index, chunk, scores if first else None, more=ids if first else {})
-                if news.finish:
-                    reason = shape.finish(index, news.finish)
+                    yield self._event(index, told, scores if first else None, more=ids if first else {})
+                if finish:
+                    reason = shape.finish(index, finish)
                     yield self._event(index, shape.empty(), finish=reason, more={"stop_reason": delta.stop})
-        if self._asked.include_usage:
+        if self._include_usage:
             yield openai_event({**shape.envelope(shape.chunk_name, []), "usage": self._usage()})
         yield _DONE
+
+    def _frame(self, index: int) -> tuple[bytes, bytes]:
+        """What stands before and behind the text of an event: all that the events of a choice have in common, once as JSON."""
+        head, tail = self._event(index, self._shape.text(_TEXT), more={}).split(encode(_TEXT))
+        return head, tail
 
     def _event(
         self, index: int, chunk: Mapping[str, Any], scores: Any = None, *, finish: str | None = None, more: Mapping[str, Any]
     ) -> bytes:
         choice = {"index": index, **chunk, "logprobs": scores, "finish_reason": finish, **more}
         body = self._shape.envelope(self._shape.chunk_name, [choice])
-        if self._asked.include_usage or self._asked.continuous_usage:
-            body["usage"] = self._usage() if self._asked.continuous_usage else None
+        if self._include_usage or self._continuous_usage:
+            body["usage"] = self._usage() if self._continuous_usage else None
         if finish:
             body |= self._aux_info(index)
         return openai_event(body)
@@ -144,7 +162,7 @@ class _Answer:
         return sorted(range(len(events)), key=lambda at: -averages[at])[: asked.outputs]
 
     def _index(self, delta: Delta) -> int:
-        return delta.job * self._asked.sequences + delta.event.sequence
+        return delta.job * self._sequences + delta.event.sequence
 
     def _ids(self, job: int, tokens: Sequence[int]) -> dict[str, Any]:
         """vLLM gives a completion its prompt's ids with each choice, a chat once."""

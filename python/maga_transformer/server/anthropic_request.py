@@ -125,10 +125,11 @@ def _tools(asked: MessagesRequest) -> Tools:
         listed.append({"type": "function", "function": function})
     choice = asked.tool_choice or {}
     kinds: dict[Any, Any] = {None: None, "auto": "auto", "any": "required", "none": "none"}
-    if choice.get("type") == "tool":
+    kind = choice.get("type")
+    if kind == "tool":
         wanted: Any = {"type": "function", "function": {"name": choice.get("name")}}
-    elif choice.get("type") in kinds:
-        wanted = kinds[choice.get("type")]
+    elif kind is None or (isinstance(kind, str) and kind in kinds):
+        wanted = kinds[kind]
     else:
         raise _bad("tool_choice", choice, "its type must be auto, any, tool or none")
     return tools_of(listed, wanted, not choice.get("disable_parallel_tool_use"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import re
 from collections.abc import AsyncIterator
@@ -25,9 +26,10 @@ from maga_transformer.server.auth import Keys
 from maga_transformer.server.errors import as_request_error, error_response
 from maga_transformer.server.log import RequestRecord, current, log_request
 from maga_transformer.server.metrics import Metrics
+from maga_transformer.server.openapi import document_text
 from maga_transformer.server.routes import routes
 from maga_transformer.server.state import State
-from maga_transformer.server.streaming import ClientGone
+from maga_transformer.server.streaming import SEND_BODY, ClientGone
 from maga_transformer.server.tracing import Tracer
 from maga_transformer.server.watchdog import Watchdog
 
@@ -41,10 +43,12 @@ def create_app(runtime: Runtime) -> FastAPI:
     watchdog = Watchdog(runtime)
     metrics = Metrics(runtime, watchdog)
     tracer = Tracer(config, runtime.description.names[0]) if config.otlp_traces_endpoint else None
-    runtime.on_event = metrics.event
+    runtime.on_events = metrics.events
     dialect = config.dialect(runtime.tokenizer.chat_templates)
     keys = Keys(config.api_key, config.admin_api_key)
-    state = State(runtime, ThreadPoolExecutor(2, "tokenise"), metrics, watchdog, dialect, keys)
+    table = routes(generates=runtime.description.task.kind == GENERATE)
+    described = functools.cache(lambda: document_text(table, keys=bool(config.api_key or config.admin_api_key)))
+    state = State(runtime, ThreadPoolExecutor(2, "tokenise"), metrics, watchdog, dialect, keys, described)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -56,11 +60,12 @@ def create_app(runtime: Runtime) -> FastAPI:
         if tracer:
             tracer.close()
         loop.remove_reader(events)
+        runtime.close()
         state.tokenising.shutdown(wait=False, cancel_futures=True)
 
     app = FastAPI(title="maga_transformer", version=__version__, lifespan=lifespan, openapi_url=None)
     app.state.maga = state
-    for route in routes(generates=runtime.description.task.kind == GENERATE):
+    for route in table:
         app.add_api_route(route.path, route.endpoint, methods=list(route.methods))
     app.add_exception_handler(HTTPException, _http_error)
     app.add_middleware(_Door, state=state, tracer=tracer)
@@ -97,6 +102,7 @@ class _Door:
         request_id = _request_id(scope)
         record = RequestRecord(request_id.decode(), scope["method"], scope["path"])
         token = current.set(record)
+        scope[SEND_BODY] = send
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -104,20 +110,29 @@ class _Door:
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
             await send(message)
 
+        metrics, is_post = self._state.metrics, scope["method"] == "POST"
+        if is_post:
+            metrics.received()
         try:
             self._state.keys.check(scope)
             await self._app(scope, receive, send_with_id)
         except ClientGone:
-            record.status = 499
+            record.status, record.left = 499, True
         except Exception as error:
             refused = as_request_error(error)
             record.error = refused.fault.value
             if record.status:
                 raise  # the head is out: the server closes the connection, which tells the client
-            self._state.metrics.rejected(refused.fault)
+            if not record.reached_the_engine:
+                metrics.rejected(refused.fault)
             await error_response(refused, scope["path"])(scope, receive, send_with_id)
+        except BaseException:
+            record.left = True
+            raise
         finally:
             current.reset(token)
+            if is_post:
+                metrics.answered(record.outcome)
         if not scope.get("state", {}).get("private"):
             fields = log_request(log, record)
             if self._tracer and record.method == "POST":

@@ -83,7 +83,7 @@ async def embeddings(request: Request) -> Response:
     return await _answer(request, await _parse(request, EmbeddingRequest))
 
 
-def embeddings_of(kind: Kind) -> Callable[[Request], Awaitable[Response]]:
+def _embeddings_of(kind: Kind) -> Callable[[Request], Awaitable[Response]]:
     """The route of one kind, whatever embedding_config.type says."""
 
     async def route(request: Request) -> Response:
@@ -93,6 +93,9 @@ def embeddings_of(kind: Kind) -> Callable[[Request], Awaitable[Response]]:
         return await _answer(request, asked.model_copy(update={"embedding_config": config}))
 
     return route
+
+
+OF_KINDS = {kind: _embeddings_of(kind) for kind in KINDS}
 
 
 async def _answer(request: Request, asked: EmbeddingRequest) -> Response:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,6 +83,22 @@ def kobold_error(error: RequestError) -> dict[str, Any]:
     return {"detail": {"msg": error.message, "type": CODES[error.fault].code}}
 
 
+_TEXT, _TEXT_OR_NULL = {"type": "string"}, {"type": ["string", "null"]}
+
+
+def _object(**members: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": members, "required": list(members)}
+
+
+# JSON schemas of what the functions above make, by their names.
+SHAPES: dict[str, dict[str, Any]] = {
+    "raw_error": _object(error_code={"type": "integer"}, message=_TEXT),
+    "openai_error": _object(error=_object(message=_TEXT, type=_TEXT, param=_TEXT_OR_NULL, code=_TEXT_OR_NULL)),
+    "anthropic_error": _object(type={"const": "error"}, error=_object(type=_TEXT, message=_TEXT)),
+    "kobold_error": _object(detail=_object(msg=_TEXT, type=_TEXT_OR_NULL)),
+}
+
+
 _OPENAI_PATHS = re.compile(
     r"/(v1|v2|chat|completions|responses|models|embeddings|rerank|score|tokenize|detokenize|tokenizer_info)(/|$)"
 )
@@ -89,11 +106,16 @@ _OPENAI_PATHS = re.compile(
 
 def error_body(error: RequestError, path: str) -> dict[str, Any]:
     """In the shape of the route."""
+    return writer(path)(error)
+
+
+def writer(path: str) -> Callable[[RequestError], dict[str, Any]]:
+    """What writes the errors of a route."""
     if path.startswith("/v1/messages"):
-        return anthropic_error(error)
+        return anthropic_error
     if path.startswith("/api/"):
-        return kobold_error(error)
-    return openai_error(error) if _OPENAI_PATHS.match(path) else raw_error(error)
+        return kobold_error
+    return openai_error if _OPENAI_PATHS.match(path) else raw_error
 
 
 def error_response(error: RequestError, path: str) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -31,7 +32,8 @@ class Generation:
         ]
         self.last_events: list[list[Event | None]] = [[None] * job.sequences for job in jobs]
         self._runtime = runtime
-        self._queue: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+        self._news: list[tuple[int, Event]] = []  # that nobody has asked for yet
+        self._awaited: asyncio.Future[None] | None = None  # the next news, by whoever waits for it
         self._requests: list[int] = []
         self._running = sum(job.sequences for job in jobs)
         record = current.get()
@@ -39,10 +41,15 @@ class Generation:
             record.generations.append(self)
         try:
             for index, job in enumerate(jobs):
-                self._requests.append(runtime.submit(job, lambda event, index=index: self._queue.put_nowait((index, event))))  # type: ignore[misc]
+                self._requests.append(runtime.submit(job, functools.partial(self._put, index)))
         except RequestError:
             self.cancel()
             raise
+
+    @property
+    def submitted(self) -> bool:
+        """Whether the engine has got all of it."""
+        return len(self._requests) == len(self.jobs)
 
     def __enter__(self) -> Generation:
         return self
@@ -58,10 +65,11 @@ class Generation:
     async def deltas(self) -> AsyncIterator[list[Delta]]:
         """All news since the last turn, at least one, until every sequence has ended. Raises RequestError if one fails."""
         while self._running:
-            ready = [self._take(*await self._queue.get())]
-            while not self._queue.empty():
-                ready.append(self._take(*self._queue.get_nowait()))
-            yield ready
+            if not self._news:
+                self._awaited = asyncio.get_running_loop().create_future()
+                await self._awaited
+            news, self._news = self._news, []
+            yield [self._take(job, event) for job, event in news]
 
     async def finish(self) -> None:
         async for _ in self.deltas():
@@ -72,17 +80,23 @@ class Generation:
         assert event is not None
         return event
 
+    def _put(self, job: int, event: Event) -> None:
+        self._news.append((job, event))
+        if self._awaited is not None and not self._awaited.done():
+            self._awaited.set_result(None)
+
     def _take(self, job: int, event: Event) -> Delta:
-        self.last_events[job][event.sequence] = event
-        if self.jobs[job].sampling.logprobs >= 0:
-            self.logprobs[job][event.sequence] += event.logprobs
-        if event.prompt_logprobs:
+        sequence, finish, sampling = event.sequence, event.finish, self.jobs[job].sampling
+        self.last_events[job][sequence] = event
+        if sampling.logprobs >= 0:
+            self.logprobs[job][sequence] += event.logprobs
+        if sampling.prompt_logprobs >= 0:
             self.prompt_logprobs[job] += event.prompt_logprobs
-        text = self.texts[job][event.sequence]
+        text = self.texts[job][sequence]
         delta = text.push(event)
-        if event.finish:
+        if finish:
             self._running -= 1
-            if event.finish not in ("stop", "length"):
+            if finish not in ("stop", "length"):
                 raise failure(event)
         return Delta(job, event, delta, text.stop)
 

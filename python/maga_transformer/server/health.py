@@ -11,8 +11,11 @@ from maga_transformer.server.state import State
 
 def dead(state: State) -> str:
     """What only a new process mends; "": nothing."""
-    if state.runtime.engine.stats()["device_lost"]:
+    stats = state.runtime.engine.stats()
+    if stats["device_lost"]:
         return "the device is lost"
+    if stats["loop_lost"]:
+        return "the engine's loop has ended"
     return f"stalled: {state.watchdog.stuck}" if state.watchdog.stuck else ""
 
 

@@ -9,11 +9,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from maga_transformer import __version__
-from maga_transformer.request import Fault, Job, RequestError, quote
+from maga_transformer.generate_config import validate
+from maga_transformer.request import Fault, Job, RequestError
 from maga_transformer.server.body import json_object
 from maga_transformer.server.errors import encode, kobold_error
 from maga_transformer.server.generation import Generation
-from maga_transformer.server.kobold_request import KoboldRequest, parse
+from maga_transformer.server.kobold_request import GenkeyRequest, KoboldRequest, TokenCountRequest, parse, present
 from maga_transformer.server.prompts import compiled, encode_text
 from maga_transformer.server.state import State
 from maga_transformer.server.streaming import EventStream, named_event, unless_gone
@@ -134,19 +135,14 @@ async def _genkey(request: Request) -> str:
     state = State.of(request)
     if request.method == "GET" or request.headers.get("content-length", "0") == "0":
         return ""
-    genkey = (await json_object(request, state.body_limit)).get("genkey")
-    if genkey is not None and not isinstance(genkey, str):
-        raise RequestError(Fault.parameter, f"genkey={quote(genkey)}: must be text", "genkey")
-    return genkey or ""
+    return validate(GenkeyRequest, present(await json_object(request, state.body_limit))).genkey
 
 
 async def tokencount(request: Request) -> Response:
     """How many tokens a text has."""
     state = State.of(request)
-    prompt = (await json_object(request, state.body_limit)).get("prompt")
-    if not isinstance(prompt, str):
-        raise RequestError(Fault.parameter, f"prompt={quote(prompt)}: must be text", "prompt")
-    ids = await encode_text(state, prompt)
+    asked = validate(TokenCountRequest, present(await json_object(request, state.body_limit)))
+    ids = await encode_text(state, asked.prompt)
     return _json({"value": len(ids), "ids": ids})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from maga_transformer.generate_config import MAX_SEQUENCES, Finite, LogitBias, StopStrings, TopK, refuse_unless_neutral, validate
 from maga_transformer.request import Fault, RequestError, Sampling
@@ -41,7 +41,7 @@ NO_EFFECT = frozenset(
     ]
 )
 # Of samplers that are spelt differently elsewhere.
-_OWN_NAMES = {
+OWN_NAMES = {
     "eps_cutoff": "epsilon_cutoff",
     "mirostat": "mirostat_mode",
     "typical": "typical_p",
@@ -52,6 +52,20 @@ _OWN_NAMES = {
 def _no_seed(value: object) -> object:
     """-1, and the -1 and 0 of some pages, ask for a random one."""
     return None if value in (-1, 0) and value is not False else value
+
+
+class GenkeyRequest(BaseModel):
+    """Names a running request."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    genkey: str = ""
+
+
+class TokenCountRequest(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    prompt: str
 
 
 class KoboldRequest(SamplerFields):
@@ -106,10 +120,15 @@ class KoboldRequest(SamplerFields):
         return context_free(self.grammar, "grammar") if self.grammar.strip() else None
 
 
+def present(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Null is absent."""
+    return {name: value for name, value in body.items() if value is not None}
+
+
 def parse(body: Mapping[str, Any]) -> tuple[KoboldRequest, list[str]]:
     """The request, and the names of the fields that were ignored."""
     fields: dict[str, Any] = {}
-    for name, value in ((_OWN_NAMES.get(name, name), value) for name, value in body.items()):
+    for name, value in ((OWN_NAMES.get(name, name), value) for name, value in body.items()):
         if value is None or name in NO_EFFECT:
             continue
         if name in UNSUPPORTED:

@@ -26,7 +26,21 @@ class RequestRecord:
     started: float = field(default_factory=time.monotonic)
     status: int = 0
     error: str = ""
+    left: bool = False  # by the client, before the answer was whole
     generations: list[Generation] = field(default_factory=list)
+
+    @property
+    def reached_the_engine(self) -> bool:
+        return any(one.submitted for one in self.generations)
+
+    @property
+    def outcome(self) -> str:
+        """One of metrics.OUTCOMES."""
+        if self.left:
+            return "cancelled"
+        if not self.error:
+            return "finished"
+        return "failed" if self.reached_the_engine else "rejected"
 
     def fields(self) -> dict[str, Any]:
         told: dict[str, Any] = {

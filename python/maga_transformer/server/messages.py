@@ -9,7 +9,7 @@ import orjson
 
 from maga_transformer.request import Fault, RequestError, quote
 
-_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _OTHER_PARTS = ("image_url", "input_image", "input_audio", "video_url", "audio_url", "file", "input_file", "image")
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}  # type -> its member
 
@@ -34,15 +34,13 @@ def _message(index: int, message: Any) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise RequestError(Fault.parameter, f"{place}={quote(message)}: must be an object with role and content", "messages")
     role = message.get("role")
-    if role not in _ROLES:
-        raise RequestError(Fault.parameter, f"{place}.role={quote(role)}: must be one of {', '.join(_ROLES)}", f"{place}.role")
+    if role not in ROLES:
+        raise RequestError(Fault.parameter, f"{place}.role={quote(role)}: must be one of {', '.join(ROLES)}", f"{place}.role")
     turn = {key: value for key, value in message.items() if value is not None}
     turn["role"] = "system" if role == "developer" else role
     turn["content"] = content_of(f"{place}.content", message.get("content"), required=role != "assistant")
-    if turn.get("tool_calls"):
-        turn["tool_calls"] = _calls(f"{place}.tool_calls", turn["tool_calls"])
-    else:
-        turn.pop("tool_calls", None)
+    if turn.pop("tool_calls", None) not in (None, []):
+        turn["tool_calls"] = _calls(f"{place}.tool_calls", message["tool_calls"])
     thought = turn.get("reasoning_content", turn.get("reasoning"))  # templates ask for it under either name
     if isinstance(thought, str):
         turn["reasoning_content"] = turn["reasoning"] = thought

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -23,11 +23,12 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120
 _PER_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 _TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
 _FAILURES = {"timeout": "timeout", "error": "execution"}
+OUTCOMES = ("finished", "cancelled", "rejected", "failed")
 _REASONS = {"stop": "stop", "length": "length", "cancelled": "abort", "timeout": "timeout", "error": "error"}
 
 
 class Metrics:
-    """One per server. `event` takes every event of every sequence, whoever asked for it and however it ends."""
+    """One per server. `events` takes every event of every sequence, whoever asked for it and however it ends."""
 
     def __init__(self, runtime: Runtime, watchdog: Watchdog) -> None:
         # A _created series beside each counter says nothing that process_start_time does not.
@@ -45,6 +46,12 @@ class Metrics:
         for error in _FAILURES.values():
             self._failed.labels(self._model, error)
         self._rejected = self._counter("request_rejected", "Requests refused before they reached the engine, by reason", "reason")
+        self._received = Counter(
+            self._prefix + "http_requests_received", "POST requests that came in", ["model_name"], registry=self._registry
+        ).labels(self._model)
+        self._answered = self._counter("http_requests_answered", "POST requests that are over, by how", "outcome")
+        for outcome in OUTCOMES:
+            self._answered.labels(self._model, outcome)
         self._first_token = self._histogram("time_to_first_token_seconds", "From submission to the first token", _SECONDS)
         self._per_token = self._histogram("time_per_output_token_seconds", "Mean time between an output's tokens", _PER_TOKEN)
         self._whole = self._histogram("e2e_request_latency_seconds", "From submission to the end", _SECONDS)
@@ -54,12 +61,15 @@ class Metrics:
         self._prompt = self._histogram("request_prompt_tokens", "Tokens of the prompt", _TOKENS)
         self._output = self._histogram("request_generation_tokens", "Tokens of the output", _TOKENS)
 
-    def event(self, event: Event) -> None:
-        if event.tokens:
-            self._gaps.token((event.request, event.sequence), time.monotonic())
-        if event.finish:
-            self._gaps.forget((event.request, event.sequence))
-            self._finished(event)
+    def events(self, events: Sequence[Event]) -> None:
+        now = time.monotonic()
+        for event in events:
+            output = (event.request, event.sequence)
+            if event.tokens:
+                self._gaps.token(output, now)
+            if event.finish:
+                self._gaps.forget(output)
+                self._finished(event)
 
     def _finished(self, event: Event) -> None:
         self._success.labels(self._model, _REASONS[event.finish]).inc()
@@ -75,6 +85,13 @@ class Metrics:
             self._decode.observe(max(0.0, event.total_seconds - event.first_token_seconds))
         if event.output_tokens > 1:
             self._per_token.observe((event.total_seconds - event.first_token_seconds) / (event.output_tokens - 1))
+
+    def received(self) -> None:
+        self._received.inc()
+
+    def answered(self, outcome: str) -> None:
+        """One of OUTCOMES: with the answer; by the client's leaving; refused before the engine had it; with an error after that."""
+        self._answered.labels(self._model, outcome).inc()
 
     def rejected(self, fault: Fault) -> None:
         self._rejected.labels(self._model, fault.value).inc()
@@ -141,6 +158,7 @@ class _EngineCollector(Collector):
             ("prefix_cache_queries", "prompt_tokens", "Prompt tokens looked up in the prefix cache"),
             ("prefix_cache_hits", "cached_tokens", "Prompt tokens found in the prefix cache"),
             ("num_preemptions", "preemptions", "Sequences that gave their pages up and were computed again"),
+            ("prefix_cache_evictions", "evictions", "Pages that left the prefix cache to others"),
             ("prompt_tokens", "prompt_tokens", "Prompt tokens"),
             ("generation_tokens", "output_tokens", "Generated tokens"),
             ("requests", "requests", "Requests that the engine took"),
@@ -152,6 +170,12 @@ class _EngineCollector(Collector):
             counter = CounterMetricFamily(self._prefix + name, help, labels=["model_name"])
             counter.add_metric([self._model], stats[key])
             yield counter
+        ended = CounterMetricFamily(
+            self._prefix + "requests_ended", "Requests that the engine took and that ended, by how", labels=["model_name", "end"]
+        )
+        for end in ("finished", "cancelled", "failed"):
+            ended.add_metric([self._model, end], stats[end])
+        yield ended
         seconds = CounterMetricFamily(self._prefix + "engine_seconds", "Where step time went", labels=["model_name", "part"])
         for part in ("model", "sample", "host", "overlapped"):
             seconds.add_metric([self._model, part], stats[part + "_seconds"])

@@ -43,7 +43,7 @@ def routes(*, generates: bool) -> list[Route]:
         Route("RTP-LLM", "/tokenizer/encode", status.tokenizer_encode, ["POST"]),
         *(Route("RTP-LLM", prefix + "/chat/render", openai.chat_render, ["POST"]) for prefix in ("/v1", "")),
         Route("RTP-LLM", "/worker_status", status.worker_status, ["GET"]),
-        *(Route("RTP-LLM", f"/v1/embeddings/{kind}", embeddings.embeddings_of(kind), ["POST"]) for kind in embeddings.KINDS),
+        *(Route("RTP-LLM", f"/v1/embeddings/{kind}", route, ["POST"]) for kind, route in embeddings.OF_KINDS.items()),
         Route("RTP-LLM", "/v1/embeddings/similarity", embeddings.similarity, ["POST"]),
         Route("RTP-LLM", "/v1/reranker", embeddings.reranker, ["POST"]),
         *(
@@ -67,6 +67,7 @@ def routes(*, generates: bool) -> list[Route]:
         *(Route("Operating", path, health.live, ["GET"]) for path in LIVE_PATHS),
         Route("Operating", "/metrics", status.metrics, ["GET"]),
         Route("Operating", "/version", status.version, ["GET"]),
+        Route("Operating", "/openapi.json", status.openapi, ["GET"]),
         Route("Operating", "/server_info", admin.server_info, ["GET"]),
         Route("Operating", "/set_log_level", admin.set_log_level, ["POST"]),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -64,6 +65,8 @@ def serve(config: Config) -> None:
     )
     port = listener.getsockname()[1]
     server.greeting = greeting(runtime, config.host, port)
+    gc.collect()
+    gc.freeze()  # what lives as long as the server need not be searched for garbage again and again
     with listener:
         server.run(sockets=[listener])
 

@@ -15,6 +15,8 @@ from maga_transformer.server.logprobs import CompletionLogprobs, chat_logprobs, 
 from maga_transformer.server.reading import Reading
 from maga_transformer.server.state import State
 
+Chunk = str | Mapping[str, Any]  # of a choice; a str is text and nothing else, which `Shape.text` puts into its place
+
 
 class Shape(ABC):
     """What differs between chat and completions. One answer; its choices are told apart by their index."""
@@ -40,8 +42,12 @@ class Shape(ABC):
         """A choice's first chunk, before any text."""
 
     @abstractmethod
-    def chunks(self, index: int, delta: Delta) -> list[dict[str, Any]]:
+    def chunks(self, index: int, delta: Delta) -> list[Chunk]:
         """What a delta adds to a choice."""
+
+    @abstractmethod
+    def text(self, text: str) -> dict[str, Any]:
+        """A chunk of text."""
 
     @abstractmethod
     def empty(self) -> dict[str, Any]:
@@ -91,9 +97,12 @@ class ChatShape(Shape):
     def empty(self) -> dict[str, Any]:
         return {"delta": {}}
 
-    def chunks(self, index: int, delta: Delta) -> list[dict[str, Any]]:
-        news = [{"delta": self._delta(piece)} for piece in self._reading.take(index, delta)]
-        return [chunk for chunk in news if chunk["delta"]]
+    def text(self, text: str) -> dict[str, Any]:
+        return {"delta": {"content": text}}
+
+    def chunks(self, index: int, delta: Delta) -> list[Chunk]:
+        news = [piece.text if isinstance(piece, Text) else self._delta(piece) for piece in self._reading.take(index, delta)]
+        return [chunk if isinstance(chunk, str) else {"delta": chunk} for chunk in news if chunk]
 
     def choice(self, index: int, text: str) -> dict[str, Any]:
         read = self._reading.whole(index)
@@ -115,8 +124,6 @@ class ChatShape(Shape):
         return "tool_calls" if reason == "stop" and self._reading.whole(index).calls else reason
 
     def _delta(self, piece: Piece) -> Mapping[str, Any]:
-        if isinstance(piece, Text):
-            return {"content": piece.text}
         if isinstance(piece, Reasoning):
             return dict.fromkeys(self._reasoning_keys, piece.text)
         if isinstance(piece, CallBegin):
@@ -143,8 +150,11 @@ class CompletionShape(Shape):
     def empty(self) -> dict[str, Any]:
         return {"text": ""}
 
-    def chunks(self, index: int, delta: Delta) -> list[dict[str, Any]]:
-        return [{"text": delta.text}] if delta.text else []
+    def text(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+    def chunks(self, index: int, delta: Delta) -> list[Chunk]:
+        return [delta.text] if delta.text else []
 
     def choice(self, index: int, text: str) -> dict[str, Any]:
         return {"index": index, "text": self._echoed(index) + text}

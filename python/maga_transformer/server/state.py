@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -28,6 +28,7 @@ class State:
     watchdog: Watchdog
     dialect: Dialect
     keys: Keys
+    document: Callable[[], bytes]  # /openapi.json
     kobold: dict[str, Generation] = field(default_factory=dict)  # running requests of /api, by their genkey
     created: int = field(default_factory=lambda: int(time.time()))
 

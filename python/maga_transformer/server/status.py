@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
+from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
 from starlette.responses import Response
 
 from maga_transformer import __version__
+from maga_transformer.generate_config import validate
 from maga_transformer.request import Fault, RequestError, quote
 from maga_transformer.server.body import json_object
 from maga_transformer.server.chat import Conversation, render_chat
@@ -15,6 +18,34 @@ from maga_transformer.server.errors import encode
 from maga_transformer.server.prompts import encode_text, off_loop
 from maga_transformer.server.state import State
 from maga_transformer.server.tools import tools_of
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+
+class _PromptRequest(_Body):
+    prompt: str | None = None
+
+
+class EncodeRequest(_PromptRequest):
+    return_offsets_mapping: bool = False
+
+
+class TokenizeRequest(_PromptRequest):
+    messages: list[Any] | None = None  # instead of the prompt
+    tools: list[Any] | None = None
+    chat_template_kwargs: Mapping[str, Any] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool | None = None  # None: to a prompt, not to messages
+    return_token_strs: bool = False
+
+
+class DetokenizeRequest(_Body):
+    tokens: list[int] | None = None
 
 
 def _json(value: object, status: int = 200) -> Response:
@@ -24,6 +55,11 @@ def _json(value: object, status: int = 200) -> Response:
 async def version(request: Request) -> Response:
     """Of the server."""
     return _json({"version": __version__})
+
+
+async def openapi(request: Request) -> Response:
+    """The OpenAPI document of these routes."""
+    return Response(State.of(request).document(), media_type="application/json")
 
 
 async def worker_status(request: Request) -> Response:
@@ -60,39 +96,40 @@ async def metrics(request: Request) -> Response:
 async def tokenizer_encode(request: Request) -> Response:
     """RTP-LLM's shape."""
     state = State.of(request)
-    body = await json_object(request, state.body_limit)
-    text, wanted = _text(body.get("prompt")), body.get("return_offsets_mapping")
-    if wanted is not None and not isinstance(wanted, bool):
-        raise RequestError(Fault.body, f"return_offsets_mapping={quote(wanted)}: must be true or false", "return_offsets_mapping")
+    asked = await _parse(request, EncodeRequest)
+    text = _prompt(asked)
     ids = await encode_text(state, text)
     answer: dict[str, Any] = {
         "token_ids": ids,
         "tokens": [state.runtime.token_bytes[token].decode(errors="replace") for token in ids],
         "error": "",
     }
-    if wanted:
-        answer["offset_mapping"] = await off_loop(state, len(text), lambda: state.runtime.tokenizer.offsets(text))
+    if asked.return_offsets_mapping:
+        try:
+            answer["offset_mapping"] = await off_loop(state, len(text), lambda: state.runtime.tokenizer.offsets(text))
+        except ValueError as error:
+            raise RequestError(Fault.unsupported, f"return_offsets_mapping: {error}", "return_offsets_mapping") from None
     return _json(answer)
 
 
 async def tokenize(request: Request) -> Response:
     """vLLM's shape: of a prompt, or of messages as the chat template renders them."""
     state = State.of(request)
-    body = await json_object(request, state.body_limit)
-    if isinstance(body.get("messages"), list):
+    asked = await _parse(request, TokenizeRequest)
+    if asked.messages is not None:
         conversation = Conversation(
-            messages=body["messages"],
-            tools=tools_of(body.get("tools"), None, None),
-            variables=_object(body.get("chat_template_kwargs"), "chat_template_kwargs"),
-            add_generation_prompt=body.get("add_generation_prompt") is not False,
-            continue_final_message=body.get("continue_final_message") is True,
-            add_special_tokens=body.get("add_special_tokens") is True,
+            messages=asked.messages,
+            tools=tools_of(asked.tools, None, None),
+            variables=asked.chat_template_kwargs or {},
+            add_generation_prompt=asked.add_generation_prompt,
+            continue_final_message=asked.continue_final_message,
+            add_special_tokens=bool(asked.add_special_tokens),
         )
         ids = (await render_chat(state, conversation)).ids
     else:
-        ids = await encode_text(state, _text(body.get("prompt")), add_special_tokens=body.get("add_special_tokens") is not False)
+        ids = await encode_text(state, _prompt(asked), add_special_tokens=asked.add_special_tokens is not False)
     answer = {"count": len(ids), "max_model_len": state.runtime.description.context, "tokens": ids}
-    if body.get("return_token_strs") is True:
+    if asked.return_token_strs:
         answer["token_strs"] = [state.runtime.tokenizer.token(token) for token in ids]
     return _json(answer)
 
@@ -100,11 +137,16 @@ async def tokenize(request: Request) -> Response:
 async def detokenize(request: Request) -> Response:
     """The text of token ids."""
     state = State.of(request)
-    tokens = (await json_object(request, state.body_limit)).get("tokens")
+    asked = await _parse(request, DetokenizeRequest)
+    if asked.tokens is None:
+        raise RequestError(Fault.no_prompt, "tokens is missing", "tokens")
     vocab = state.runtime.tokenizer.vocab_size
-    if not isinstance(tokens, list) or any(type(token) is not int or not 0 <= token < vocab for token in tokens):
-        raise RequestError(Fault.parameter, f"tokens={quote(tokens)}: must be a list of token ids from 0 to {vocab - 1}", "tokens")
-    return _json({"prompt": state.runtime.tokenizer.decode(tokens, skip_special_tokens=False)})
+    for index, token in enumerate(asked.tokens):
+        if not 0 <= token < vocab:
+            raise RequestError(
+                Fault.parameter, f"tokens[{index}]={quote(token)}: outside the vocabulary, valid: 0 to {vocab - 1}", "tokens"
+            )
+    return _json({"prompt": state.runtime.tokenizer.decode(asked.tokens, skip_special_tokens=False)})
 
 
 async def tokenizer_info(request: Request) -> Response:
@@ -126,17 +168,12 @@ async def tokenizer_info(request: Request) -> Response:
     )
 
 
-def _object(value: object, name: str) -> dict[str, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise RequestError(Fault.parameter, f"{name}={quote(value)}: must be an object", name)
-    return value
+async def _parse(request: Request, kind: type[Body]) -> Body:
+    body = await json_object(request, State.of(request).body_limit)
+    return validate(kind, {name: value for name, value in body.items() if value is not None})
 
 
-def _text(prompt: object) -> str:
-    if prompt is None:
+def _prompt(asked: _PromptRequest) -> str:
+    if asked.prompt is None:
         raise RequestError(Fault.no_prompt, "prompt is missing", "prompt")
-    if not isinstance(prompt, str):
-        raise RequestError(Fault.body, f"prompt={quote(prompt)}: must be text", "prompt")
-    return prompt
+    return asked.prompt

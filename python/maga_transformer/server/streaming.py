@@ -13,11 +13,13 @@ from starlette.types import Receive, Scope, Send
 
 from maga_transformer.request import RequestError
 from maga_transformer.server.errors import as_request_error, encode
+from maga_transformer.server.log import current
 
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 KEEP_ALIVE_SECONDS = 15.0
+SEND_BODY = "maga_transformer.send"  # in a scope: the server's own `send`, which no middleware has wrapped
 _KEEP_ALIVE = b": keep-alive\n\n"
 
 
@@ -59,7 +61,7 @@ class EventStream(Response):
     """Sends what `events` yields; `on_close` is called when the stream ends, at once if the client disconnects.
 
     An error after the head becomes `error_event(error)`, the stream's last event. With `keep_alive`, silence is broken by
-    comments, which clients skip and proxies count as life."""
+    comments, which clients skip and proxies count as life. Middleware sees the head only: each layer would cost at every token."""
 
     media_type = "text/event-stream"
 
@@ -81,34 +83,42 @@ class EventStream(Response):
         self._wrote = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        tasks = [asyncio.ensure_future(self._write(send)), asyncio.ensure_future(_disconnect(receive))]
-        beat = asyncio.ensure_future(self._beat(send)) if self._keep_alive else None
+        body = scope.get(SEND_BODY, send)
+        tasks = [asyncio.ensure_future(self._write(send, body)), asyncio.ensure_future(_disconnect(receive))]
+        beat = asyncio.ensure_future(self._beat(body)) if self._keep_alive else None
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._on_close()
             writer = tasks[0]
+            record = current.get()
+            if record and not writer.done():
+                record.left = True
             await _stop([*tasks, beat] if beat else tasks)
         if writer.done() and not writer.cancelled():
             writer.result()
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await body({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _write(self, send: Send) -> None:
+    async def _write(self, send: Send, body: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
             async for event in self._events:
                 self._wrote = True
-                await send({"type": "http.response.body", "body": event, "more_body": True})
+                await body({"type": "http.response.body", "body": event, "more_body": True})
         except Exception as error:
-            event = self._error_event(as_request_error(error))
-            await send({"type": "http.response.body", "body": event, "more_body": True})
+            refused = as_request_error(error)
+            record = current.get()
+            if record:
+                record.error = refused.fault.value
+            event = self._error_event(refused)
+            await body({"type": "http.response.body", "body": event, "more_body": True})
 
-    async def _beat(self, send: Send) -> None:
+    async def _beat(self, body: Send) -> None:
         while True:
             self._wrote = False
             await asyncio.sleep(KEEP_ALIVE_SECONDS)
             if not self._wrote:
-                await send({"type": "http.response.body", "body": _KEEP_ALIVE, "more_body": True})
+                await body({"type": "http.response.body", "body": _KEEP_ALIVE, "more_body": True})
 
 
 async def _stop(tasks: Iterable[asyncio.Future[Any]]) -> None:

@@ -37,7 +37,7 @@ class Tools:
 
 def tools_of(tools: Any, choice: Any, parallel: bool | None) -> Tools:
     """OpenAI's three fields. An empty list is none: many clients send it."""
-    if tools and not isinstance(tools, list):
+    if tools is not None and not isinstance(tools, list):
         raise RequestError(Fault.parameter, f"tools={quote(tools)}: must be a list of tools", "tools")
     return choose([_tool(f"tools[{index}]", tool) for index, tool in enumerate((tools or [])[: MAX_TOOLS + 1])], choice, parallel)
 

@@ -34,12 +34,7 @@ def json_object(field: str) -> Grammar:
 
 def json_schema(schema: Any, field: str) -> Grammar:
     """`schema`: an object, true, or its JSON text. Keywords that cannot be enforced are refused when it is compiled."""
-    if isinstance(schema, str):
-        _check_size(schema, field)
-        try:
-            schema = json.loads(schema)
-        except (ValueError, RecursionError):
-            raise _bad(field, schema, "must be a JSON schema: this is not JSON") from None
+    schema = _parsed(schema, field, "must be a JSON schema: this is not JSON")
     if not isinstance(schema, (dict, bool)):
         raise _bad(field, schema, "must be a JSON schema: an object")
     check_schema(schema, field)
@@ -84,12 +79,7 @@ def lark(text: str, field: str) -> Grammar:
 
 def structural_tag(value: Any, field: str) -> Grammar:
     """vLLM's: free text in which each trigger begins a part that follows a schema."""
-    if isinstance(value, str):
-        _check_size(value, field)
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            raise _bad(field, value, "must be JSON") from None
+    value = _parsed(value, field, "must be JSON")
     structures, triggers = (value.get("structures"), value.get("triggers")) if isinstance(value, dict) else (None, None)
     if not isinstance(structures, list) or not isinstance(triggers, list) or not structures or not triggers:
         raise _bad(field, value, 'must be {"structures": [{"begin", "schema", "end"}], "triggers": [...]}')
@@ -210,6 +200,17 @@ def _parts(value: Any, place: str) -> Iterator[tuple[str, int, Any]]:
         yield at, depth, part
         inner = part.items() if isinstance(part, dict) else enumerate(part) if isinstance(part, list) else ()
         left += [(f"{at}.{key}"[:256], depth + 1, each) for key, each in inner]
+
+
+def _parsed(value: Any, field: str, valid: str) -> Any:
+    """What a text holds; anything else as it is."""
+    if not isinstance(value, str):
+        return value
+    _check_size(value, field)
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        raise _bad(field, value, valid) from None
 
 
 def _dump(schema: Any, field: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import logging
 import os
@@ -58,9 +59,18 @@ class MaskWorker:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="maga-masks", daemon=True)
             self._thread.start()
+            # A thread that waits in C++ must not meet the interpreter's end: it would be unwound through what cannot be.
+            atexit.register(self.close)
         key = next(self._keys)
         self._requests[key] = _Request(compiled)
         return key
+
+    def close(self) -> None:
+        """No mask is answered any more."""
+        self._queue.close()
+        if self._thread is not None:
+            self._thread.join()
+            atexit.unregister(self.close)
 
     def forget(self, key: int) -> None:
         self._requests.pop(key, None)
@@ -80,20 +90,22 @@ class MaskWorker:
             matcher = self._advance(mask)
             if matcher is not None:
                 wanted.append((mask, matcher))
-        rows = np.zeros((len(wanted), self._words), np.uint32)
-        if len(wanted) < _MANY:
-            for row, (_, matcher) in zip(rows, wanted, strict=True):
+        matchers = list(dict.fromkeys(matcher for _, matcher in wanted))  # outputs that begin share one, which must not come twice
+        rows = np.zeros((len(matchers), self._words), np.uint32)
+        if len(matchers) < _MANY:
+            for row, matcher in zip(rows, matchers, strict=True):
                 matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         else:
             if self._executor is None:
                 self._executor = LLExecutor(max(1, min(8, (os.cpu_count() or 1) // 2)))
-            indexed = [(matcher, index) for index, (_, matcher) in enumerate(wanted)]
+            indexed = [(matcher, index) for index, matcher in enumerate(matchers)]
             self._executor.unsafe_compute_mask_ptr(indexed, rows.ctypes.data, rows.shape[1] * 4, rows.shape[0])
-        for row, (mask, matcher) in zip(rows, wanted, strict=True):
+        allowed = dict(zip(matchers, rows, strict=True))
+        for mask, matcher in wanted:
             if matcher.is_error():
                 self._fail(mask, matcher)
             else:
-                self._queue.ready(mask, row)
+                self._queue.ready(mask, allowed[matcher])
 
     def _advance(self, mask: TokenMask) -> LLMatcher | None:
         """The matcher in the state that the mask is for; None: the mask has been answered."""

@@ -15,6 +15,7 @@ from maga_transformer.tokenizer.byte_ids import byte_id_tokenizer
 from maga_transformer.tokenizer.files import tokenizer_from_files
 from maga_transformer.tokenizer.gguf import GgufVocabulary, build_tokenizer, surround
 from maga_transformer.tokenizer.llama2 import CHAT, is_llama_2_chat
+from maga_transformer.tokenizer.remote import RemoteCodec, is_known, load_code, own_class
 from maga_transformer.tokenizer.tokenizer import SpecialTokens, Tokenizer
 
 log = logging.getLogger(__name__)
@@ -24,8 +25,9 @@ _ROLES = ("bos", "eos", "unk", "pad", "sep", "cls", "mask")
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>")
 
 
-def load_tokenizer(path: str | None, checkpoint: Checkpoint) -> Tokenizer:
-    """`path`: a folder with tokenizer.json, such a file, or a GGUF file; None: the checkpoint's own."""
+def load_tokenizer(path: str | None, checkpoint: Checkpoint, *, trust_remote_code: bool = False) -> Tokenizer:
+    """`path`: a folder with tokenizer.json, such a file, or a GGUF file; None: the checkpoint's own. `trust_remote_code`: code of
+    the folder may run, where nothing else reads its files."""
     size = checkpoint.config.get("vocab_size")
     vocab_size = size if isinstance(size, int) and size > 0 else None
     if path is None:
@@ -34,7 +36,7 @@ def load_tokenizer(path: str | None, checkpoint: Checkpoint) -> Tokenizer:
         if isinstance(checkpoint, DummyCheckpoint) and vocab_size and not (Path(checkpoint.path) / "tokenizer.json").is_file():
             log.warning("%s: no tokenizer.json here: token ids stand for bytes, for want of a real tokenizer", checkpoint.path)
             return byte_id_tokenizer(vocab_size, _id_list(checkpoint.config.get("eos_token_id")))
-        return _from_folder(Path(checkpoint.path), checkpoint.config, vocab_size)
+        return _from_folder(Path(checkpoint.path), checkpoint.config, vocab_size, trust_remote_code)
     place = Path(path)
     if not place.exists():
         raise FileNotFoundError(f"{path}: no such file or folder")
@@ -42,10 +44,10 @@ def load_tokenizer(path: str | None, checkpoint: Checkpoint) -> Tokenizer:
         return _from_gguf(path, GgufFile(path).metadata, vocab_size)
     if place.is_file() and place.name != "tokenizer.json":
         raise ValueError(f"{path}: expected a folder with tokenizer.json, such a file, or a GGUF file")
-    return _from_folder(place if place.is_dir() else place.parent, checkpoint.config, vocab_size)
+    return _from_folder(place if place.is_dir() else place.parent, checkpoint.config, vocab_size, trust_remote_code)
 
 
-def _from_folder(folder: Path, model_config: dict[str, Any], vocab_size: int | None) -> Tokenizer:
+def _from_folder(folder: Path, model_config: dict[str, Any], vocab_size: int | None, trust: bool) -> Tokenizer:
     file = folder / "tokenizer.json"
     config = _optional_object(folder / "tokenizer_config.json")
     generation = _optional_object(folder / "generation_config.json")
@@ -56,9 +58,24 @@ def _from_folder(folder: Path, model_config: dict[str, Any], vocab_size: int | N
         except Exception as error:  # the library raises Exception itself
             raise ValueError(f"{file}: {error}") from None
     else:
-        built = tokenizer_from_files(folder, config, model_config, generation)
+        own = own_class(config)
+        built = None if trust and own and not is_known(own) else tokenizer_from_files(folder, config, model_config, generation)
+        if built is None and own:
+            if not trust:
+                raise ValueError(
+                    f"{folder}: its tokenizer is code of the checkpoint ({own}, in tokenizer_config.json's auto_map), which does "
+                    "not run unless TRUST_REMOTE_CODE=1 (--trust-remote-code) says so"
+                )
+            return _from_code(folder, own, _ends(model_config, generation), vocab_size)
         if built is None:
             raise FileNotFoundError(f"{file}: no tokenizer here")
+        if own and not is_known(own):
+            log.warning(
+                "%s: the tokenizer's own code (%s) does not run, and what it adds to its files is not known here; "
+                "TRUST_REMOTE_CODE=1 runs it",
+                folder,
+                own,
+            )
         tokenizer, turn_ends = built.tokenizer, built.turn_ends
         config = {**built.settings, **{key: value for key, value in config.items() if value is not None}}
     _add_tokens(tokenizer, config.get("added_tokens_decoder"), str(folder / "tokenizer_config.json"))
@@ -70,8 +87,7 @@ def _from_folder(folder: Path, model_config: dict[str, Any], vocab_size: int | N
     eos = {
         ids.get("eos"),
         *map(tokenizer.token_to_id, turn_ends),
-        *_id_list(model_config.get("eos_token_id")),
-        *_id_list(generation.get("eos_token_id")),
+        *_ends(model_config, generation),
     }
     special = SpecialTokens(
         bos_id=ids.get("bos"),
@@ -84,6 +100,24 @@ def _from_folder(folder: Path, model_config: dict[str, Any], vocab_size: int | N
     if not templates and is_llama_2_chat(model_config.get("model_type"), vocab_size, folder, model_config.get("_name_or_path")):
         templates["default"] = ChatTemplate(CHAT, f"{folder}: the chat template of Llama 2")
     return Tokenizer(tokenizer, special, vocab_size=vocab_size, templates=templates)
+
+
+def _from_code(folder: Path, own: str, ends: list[int], vocab_size: int | None) -> Tokenizer:
+    code = load_code(folder, own)
+    codec = RemoteCodec(code, f"{folder}: the code of the tokenizer ({own})")
+    texts = {role: str(text) for role, text in code.special_tokens_map.items() if role.removesuffix("_token") in _ROLES}
+    ids = {role: codec.token_id(texts[f"{role}_token"]) for role in _ROLES if f"{role}_token" in texts}
+    special = SpecialTokens(
+        bos_id=ids.get("bos"),
+        eos_ids=frozenset(token for token in (ids.get("eos"), *ends) if token is not None),
+        unk_id=ids.get("unk"),
+        pad_id=ids.get("pad"),
+        texts=texts,
+    )
+    named = code.chat_template
+    listed = [{"name": name, "template": text} for name, text in named.items()] if isinstance(named, dict) else named
+    templates = _folder_templates(folder, {"chat_template": listed})
+    return Tokenizer(codec, special, vocab_size=vocab_size, templates=templates)
 
 
 def _from_gguf(path: str, metadata: dict[str, Any], vocab_size: int | None) -> Tokenizer:
@@ -130,6 +164,10 @@ def _token_text(value: object) -> str | None:
 def _id_list(value: object) -> list[int]:
     values = value if isinstance(value, list) else [value]
     return [item for item in values if isinstance(item, int) and not isinstance(item, bool) and item >= 0]
+
+
+def _ends(model_config: dict[str, Any], generation: dict[str, Any]) -> list[int]:
+    return [*_id_list(model_config.get("eos_token_id")), *_id_list(generation.get("eos_token_id"))]
 
 
 def _add_tokens(tokenizer: tokenizers.Tokenizer, listed: object, where: str) -> None:

@@ -31,6 +31,7 @@ class Decoder:
         self.special = frozenset(token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special)
         self.byte_level = self.blank = self.byte_tokens = False
         self.strip = 0
+        self._bytes: dict[int, bytes | None] = {}
         description = json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder is not None else {}
         steps = description.get("decoders", [description])
         kinds = [step.get("type") for step in steps]
@@ -46,10 +47,18 @@ class Decoder:
             return _ByteLevelStream(self, skipped)
         if self.blank or self.byte_tokens:
             return _SentencePieceStream(self, skipped)
-        return _WindowStream(self._tokenizer, skipped)
+        return WindowStream(lambda ids: self._tokenizer.decode(ids, skip_special_tokens=False), skipped)
 
     def token(self, token: int) -> str | None:
         return self._tokenizer.id_to_token(token)
+
+    def byte_level_bytes(self, token: int) -> bytes | None:
+        """Of a byte-level tokenizer. Kept: every stream asks at every token."""
+        known = self._bytes.get(token, b"")
+        if known == b"":
+            text = self.token(token)
+            known = self._bytes[token] = None if text is None else bytes_of(text)
+        return known
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that an id adds to the text when nothing is left out."""
@@ -78,8 +87,8 @@ class _ByteLevelStream:
         self._utf8: Callable[..., str] = codecs.getincrementaldecoder("utf-8")("replace").decode
 
     def step(self, token: int) -> str | None:
-        text = None if token in self._skipped else self._decoder.token(token)
-        return (self._utf8(bytes_of(text)) or None) if text is not None else None
+        data = None if token in self._skipped else self._decoder.byte_level_bytes(token)
+        return (self._utf8(data) or None) if data else None
 
     def finish(self) -> str:
         return self._utf8(b"", True)
@@ -122,11 +131,11 @@ class _SentencePieceStream:
         return text
 
 
-class _WindowStream:
+class WindowStream:
     """Any other decoder: decodes a short window twice, and emits what the newest id added once no character is incomplete."""
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, skipped: frozenset[int]) -> None:
-        self._tokenizer, self._skipped = tokenizer, skipped
+    def __init__(self, decode: Callable[[list[int]], str], skipped: frozenset[int]) -> None:
+        self._decode, self._skipped = decode, skipped
         self._ids: list[int] = []
         self._prefix = self._read = 0
 
@@ -144,5 +153,5 @@ class _WindowStream:
         return self._new_text()
 
     def _new_text(self) -> str:
-        before = self._tokenizer.decode(self._ids[self._prefix : self._read], skip_special_tokens=False)
-        return self._tokenizer.decode(self._ids[self._prefix :], skip_special_tokens=False)[len(before) :]
+        before = self._decode(self._ids[self._prefix : self._read])
+        return self._decode(self._ids[self._prefix :])[len(before) :]

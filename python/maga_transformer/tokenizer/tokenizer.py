@@ -1,4 +1,4 @@
-"""The one tokenizer class, over the `tokenizers` library."""
+"""The one tokenizer class: a codec, the special tokens and the chat templates."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,8 @@ from typing import Any
 import tokenizers
 
 from maga_transformer.chat_template import ChatTemplate, Message
-from maga_transformer.tokenizer.stream import Decoder, DecodeStream
+from maga_transformer.tokenizer.codec import Codec, NativeCodec
+from maga_transformer.tokenizer.stream import DecodeStream
 
 
 @dataclass(frozen=True)
@@ -26,26 +27,22 @@ class Tokenizer:
 
     def __init__(
         self,
-        tokenizer: tokenizers.Tokenizer,
+        codec: tokenizers.Tokenizer | Codec,
         special: SpecialTokens,
         *,
         vocab_size: int | None = None,
         templates: Mapping[str, ChatTemplate] | None = None,
     ) -> None:
         """`vocab_size`: the model's, where it differs from the tokenizer's (padded embeddings)."""
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        self._tokenizer = tokenizer
-        self._decoder = Decoder(tokenizer)
+        self._codec: Codec = NativeCodec(codec) if isinstance(codec, tokenizers.Tokenizer) else codec
         self._special = special
         self._templates = dict(templates or {})
         self._keys = ("default", "tool_use")  # of the templates without and with tools
-        self.vocab_size = vocab_size or tokenizer.get_vocab_size()
+        self.vocab_size = vocab_size or self._codec.size
 
     def save(self, folder: Path) -> None:
-        """As transformers reads it: tokenizer.json, tokenizer_config.json, and generation_config.json with what ends an answer."""
-        self._tokenizer.save(str(folder / "tokenizer.json"))
-        settings = {"tokenizer_class": "PreTrainedTokenizerFast", **self._special.texts, "clean_up_tokenization_spaces": False}
+        """As transformers reads it: its files, tokenizer_config.json, and generation_config.json with what ends an answer."""
+        settings = {**self._codec.save(folder), **self._special.texts}
         if self.chat_template is not None:
             settings["chat_template"] = self.chat_template
         ends = {"bos_token_id": self.bos_id, "eos_token_id": sorted(self.eos_ids), "pad_token_id": self.pad_id}
@@ -76,28 +73,25 @@ class Tokenizer:
     @property
     def special_ids(self) -> frozenset[int]:
         """Ids that decoding leaves out when it skips special tokens."""
-        return self._decoder.special
+        return self._codec.special
 
     def token_id(self, token: str) -> int | None:
-        return self._tokenizer.token_to_id(token)
+        return self._codec.token_id(token)
 
     def token(self, token_id: int) -> str | None:
         """As the vocabulary spells it, in the byte alphabet for byte-level models."""
-        return self._tokenizer.id_to_token(token_id)
+        return self._codec.token(token_id)
 
     # --- text ---
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """`add_special_tokens`: bos and eos as the model wants them around a plain text; chat templates write their own."""
-        try:
-            # The batch call keeps no offsets, lets go of the GIL, and is several times faster on long texts.
-            return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
-        except TypeError:  # half of a UTF-16 pair, as "\\ud800" in JSON gives it
-            raise ValueError("the text holds a lone surrogate, which is no character") from None
+        return self._codec.encode(text, add_special_tokens)
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
-        """For each token of `encode(text)` where it begins and ends, in characters; special tokens that are no text are (0, 0)."""
-        return list(self._tokenizer.encode(text).offsets)
+        """For each token of `encode(text)` where it begins and ends, in characters; special tokens that are no text are (0, 0). ValueError where
+        the checkpoint's own code does not tell."""
+        return self._codec.offsets(text)
 
     def opening(self) -> list[int]:
         """What `encode` puts before every text."""
@@ -107,41 +101,25 @@ class Tokenizer:
     def encode_input(self, text: str, pair: str | None = None, limit: int | None = None) -> tuple[list[int], int | None]:
         """A text, or a text and its pair, with the special tokens around them, for models that embed or score; and where the second
         segment begins, if the model tells segments apart. `limit`: tokens that are kept; those of `pair` go first."""
-        try:
-            first = self._tokenizer.encode(text, add_special_tokens=False)
-            second = None if pair is None else self._tokenizer.encode(pair, add_special_tokens=False)
-        except TypeError:
-            raise ValueError("the text holds a lone surrogate, which is no character") from None
-        if limit is not None:
-            room = max(0, limit - self._tokenizer.num_special_tokens_to_add(second is not None))
-            if second is not None:
-                first.truncate(min(len(first), room))
-                second.truncate(room - len(first))
-            else:
-                first.truncate(room)
-        whole = self._tokenizer.post_process(first, second)
-        return whole.ids, next((i for i, kind in enumerate(whole.type_ids) if kind == 1), None)
+        return self._codec.encode_input(text, pair, limit)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True, keep: frozenset[int] = frozenset()) -> str:
         """Bytes that form no character become U+FFFD; ids outside the vocabulary add nothing. `keep`: special tokens that are not
         skipped."""
         kept = list(ids)
         if skip_special_tokens and keep:
-            skipped, skip_special_tokens = self._decoder.special - keep, False
+            skipped, skip_special_tokens = self._codec.special - keep, False
             kept = [token for token in kept if token not in skipped]
-        try:
-            return self._tokenizer.decode(kept, skip_special_tokens=skip_special_tokens)
-        except OverflowError:
-            raise ValueError("a token id is negative or beyond any vocabulary") from None
+        return self._codec.decode(kept, skip_special_tokens)
 
     def decode_stream(self, skip_special_tokens: bool = True, keep: frozenset[int] = frozenset()) -> DecodeStream:
         """Joined, its pieces and its `finish` equal `decode` of all ids."""
-        return self._decoder.stream(self._decoder.special - keep if skip_special_tokens else frozenset())
+        return self._codec.stream(self._codec.special - keep if skip_special_tokens else frozenset())
 
     def token_bytes(self) -> list[bytes]:
         """For each id of the model's vocabulary the bytes that it adds to the text; special tokens stand for their own text, so
         that a stop string can name them. Ids without a token are b""."""
-        return [self._decoder.token_bytes(token) for token in range(self.vocab_size)]
+        return [self._codec.token_bytes(token) for token in range(self.vocab_size)]
 
     # --- chat ---
 
