@@ -32,6 +32,7 @@ class Fault(Enum):
     busy = "busy"
     draining = "draining"
     loading = "loading"
+    update = "update"  # of what is served
     timeout = "timeout"
     cancelled = "cancelled"
     execution = "execution"  # the engine gave the sequence up

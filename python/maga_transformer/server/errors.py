@@ -44,6 +44,7 @@ CODES: dict[Fault, Code] = {
     Fault.busy: Code(429, 409, "server_busy", "queue_full"),
     Fault.draining: Code(503, 409, "server_unavailable", "shutting_down"),
     Fault.loading: Code(503, 409, "unavailable_error", "loading_model"),
+    Fault.update: Code(400, 601, _INVALID, "unsupported_update"),
     Fault.timeout: Code(504, 603, "timeout_error", "generation_timeout"),
     Fault.cancelled: Code(503, 499, "server_unavailable", "cancelled"),
     Fault.execution: Code(500, 606, "server_error", "execution_failed"),

@@ -69,5 +69,6 @@ def routes(*, generates: bool) -> list[Route]:
         Route("Operating", "/version", status.version, ["GET"]),
         Route("Operating", "/openapi.json", status.openapi, ["GET"]),
         Route("Operating", "/server_info", admin.server_info, ["GET"]),
+        Route("RTP-LLM", "/update", admin.update, ["POST"]),
         Route("Operating", "/set_log_level", admin.set_log_level, ["POST"]),
     ]
