@@ -31,6 +31,8 @@ class Fault(Enum):
     method = "method"  # a route, but not for this method
     busy = "busy"
     draining = "draining"
+    loading = "loading"
+    update = "update"  # of what is served
     timeout = "timeout"
     cancelled = "cancelled"
     execution = "execution"  # the engine gave the sequence up

@@ -100,13 +100,14 @@ def test_a_taken_port_is_named():
     assert result.returncode == 2 and str(port) in result.stderr and "START_PORT" in result.stderr
 
 
-def test_a_port_taken_during_the_load_is_named(monkeypatch):
+def test_a_port_that_another_listens_on_first_is_named(monkeypatch):
     """Until one of them listens, several processes may bind a port."""
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         other.bind(("0.0.0.0", 0))
         port = other.getsockname()[1]
-        monkeypatch.setattr(serve, "load_runtime", lambda config: other.listen())
+        bind = serve._bind
+        monkeypatch.setattr(serve, "_bind", lambda config: (bind(config), other.listen())[0])
         with pytest.raises(ConfigError, match=f"{port}.*START_PORT"):
             serve.serve(Config.without_environment(checkpoint_path="x", port=port))
 
