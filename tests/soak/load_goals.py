@@ -133,7 +133,7 @@ def overload(run: Soak) -> str:
     need(p99 <= 0.1 + late, f"99 of 100 refusals take up to {1e3 * p99:.0f} ms; the machine withheld {1e3 * late:.0f} ms")
     return (
         f"{in_time(usual)} of {len(usual)} answered in time at capacity, {in_time(said)} of {len(said)} at ten times that; "
-        f"{len(refused)} refused with Retry-After, p99 {1e3 * p99:.0f} ms (the machine withheld {1e3 * late:.0f} ms); idle after 5 s"
+        f"{len(refused)} refused with Retry-After, p99 {1e3 * p99:.0f} ms (the machine withheld {1e3 * late:.0f}); idle after 5 s"
     )
 
 
