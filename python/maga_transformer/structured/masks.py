@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from llguidance import LLExecutor, LLMatcher
 
-from maga_transformer.structured.compiler import Compiled
+from maga_transformer.structured.compiler import Compiled, one_line
 
 if TYPE_CHECKING:
     from maga_transformer._core import MaskQueue, TokenMask
@@ -146,4 +146,4 @@ class MaskWorker:
         return np.full(self._words, 0xFFFFFFFF, np.uint32)
 
     def _fail(self, mask: TokenMask, matcher: LLMatcher) -> None:
-        self._queue.fail(mask, f"{NOT_FOLLOWED}: " + " ".join(matcher.get_error().split())[:200])
+        self._queue.fail(mask, f"{NOT_FOLLOWED}: {one_line(matcher.get_error(), 200)}")
