@@ -10,12 +10,12 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from clock import jumping_clock
-from faults import CASES, ELSEWHERE, PHASES, PLACES, Case
-from load import Ask, Said, draw
 from maga_transformer.config import Config, ConfigError
-from run import Missed, Soak, all_well, need, same, say, settled, stop
 from server.conftest import ServerProcess
+from soak.clock import jumping_clock
+from soak.faults import CASES, ELSEWHERE, PHASES, PLACES, Case
+from soak.load import Ask, Said, draw
+from soak.run import Missed, Soak, all_well, need, same, say, settled, stop
 
 
 def fault_load(seed: int) -> list[Ask]:
