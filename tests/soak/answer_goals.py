@@ -9,10 +9,10 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from load import Ask, Said, draw, prompt_of
 from maga_transformer.server.auth import Keys
-from run import ALLOWED_MIB, WEIGHTS_MIB, Soak, all_well, memory, need, same, say, settled
 from server.conftest import ServerProcess
+from soak.load import Ask, Said, draw, prompt_of
+from soak.run import ALLOWED_MIB, WEIGHTS_MIB, Soak, all_well, memory, need, same, say, settled
 
 
 def same_answer(run: Soak) -> str:
