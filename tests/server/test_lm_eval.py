@@ -52,7 +52,9 @@ def scores(result):
 
 
 def responses(result, task):
-    return [[each[0] for each in sample["resps"]] for sample in sorted(result["samples"][task], key=lambda sample: sample["doc_id"])]
+    return [
+        [each[0] for each in sample["resps"]] for sample in sorted(result["samples"][task], key=lambda sample: sample["doc_id"])
+    ]
 
 
 def test_completions(server, model, by_transformers):
