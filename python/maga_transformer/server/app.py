@@ -11,14 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from uuid import uuid4
 
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from maga_transformer import __version__
 from maga_transformer.models.task import GENERATE
 from maga_transformer.request import Fault, RequestError
 from maga_transformer.runtime import Runtime
@@ -27,7 +27,7 @@ from maga_transformer.server.errors import as_request_error, error_response
 from maga_transformer.server.log import RequestRecord, current, log_request
 from maga_transformer.server.metrics import Metrics
 from maga_transformer.server.openapi import document_text
-from maga_transformer.server.routes import routes
+from maga_transformer.server.routes import Route, routes
 from maga_transformer.server.state import State
 from maga_transformer.server.streaming import SEND_BODY, ClientGone
 from maga_transformer.server.tracing import Tracer
@@ -38,7 +38,7 @@ log = logging.getLogger("maga_transformer.requests")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
-def create_app(runtime: Runtime) -> FastAPI:
+def create_app(runtime: Runtime) -> Starlette:
     config = runtime.config
     watchdog = Watchdog(runtime)
     metrics = Metrics(runtime, watchdog)
@@ -51,7 +51,7 @@ def create_app(runtime: Runtime) -> FastAPI:
     state = State(runtime, ThreadPoolExecutor(2, "tokenise"), metrics, watchdog, dialect, keys, described)
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
         loop, events = asyncio.get_running_loop(), runtime.engine.event_fd()
         loop.add_reader(events, runtime.dispatch)
         watchdog.start(loop)
@@ -63,17 +63,20 @@ def create_app(runtime: Runtime) -> FastAPI:
         runtime.close()
         state.tokenising.shutdown(wait=False, cancel_futures=True)
 
-    app = FastAPI(title="maga_transformer", version=__version__, lifespan=lifespan, openapi_url=None)
+    app = Starlette(routes=[_route(route) for route in table], exception_handlers={HTTPException: _http_error}, lifespan=lifespan)
     app.state.maga = state
-    for route in table:
-        app.add_api_route(route.path, route.endpoint, methods=list(route.methods))
-    app.add_exception_handler(HTTPException, _http_error)
     app.add_middleware(_Door, state=state, tracer=tracer)
     if config.allowed_origins:  # outside of the door: a browser asks before it sends a key, and must be able to read refusals
         app.add_middleware(
             CORSMiddleware, allow_origins=config.allowed_origins, allow_methods=["*"], allow_headers=["*"], expose_headers=["*"]
         )
     return app
+
+
+def _route(route: Route) -> StarletteRoute:
+    made = StarletteRoute(route.path, route.endpoint, methods=list(route.methods))
+    made.methods = set(route.methods)  # without the HEAD that comes with a GET: the table says what there is
+    return made
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
