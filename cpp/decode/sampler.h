@@ -1,6 +1,6 @@
 // How the next token is chosen from a row of logits: stages, each a function over one row, and the chain that runs them.
 //
-// Order: the grammar's mask, repetition, presence and frequency penalty, logit_bias, bad_words, min_new_tokens, temperature, top_k,
+// Order: repetition, presence and frequency penalty, logit_bias, the grammar's mask, bad_words, min_new_tokens, temperature, top_k,
 // top_p, min_p, draw. A request with RareSamplers goes through decode/stages.h instead.
 // To add a sampler: a stage in truncate.h or repeat.h, its call in stages.cpp, and its field in RareSamplers.
 #pragma once

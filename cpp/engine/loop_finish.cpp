@@ -10,6 +10,23 @@
 #include "engine/loop.h"
 
 namespace maga {
+namespace {
+
+// body(i, thread) for each i below `count`, shared among the threads. They must not throw: what goes wrong is thrown here.
+template <typename Body>
+void share(ThreadPool& threads, size_t count, const char* what, Body body) {
+  std::atomic<bool> failed{false};
+  threads.parallel_for(static_cast<int64_t>(count), 1, [&](int64_t begin, int64_t end, int thread) {
+    try {
+      for (int64_t i = begin; i < end; ++i) body(i, thread);
+    } catch (const std::exception&) {
+      failed = true;
+    }
+  });
+  MAGA_CHECK(!failed, what, " failed");
+}
+
+}  // namespace
 
 // Ends the oldest step in flight. What goes wrong ends its sequences; a step behind it goes on without them.
 void Loop::finish() {
@@ -106,37 +123,29 @@ void Loop::read_rows(const StepInFlight& step) {
 void Loop::sample_on_host() {
   await_masks();
   const int64_t vocab = model_->program().vocab;
-  std::atomic<bool> failed{false};
-  backend_->threads().parallel_for(static_cast<int64_t>(used_choices_), 1, [&](int64_t begin, int64_t end, int thread) {
-    try {
-      for (int64_t i = begin; i < end; ++i) {
-        Choice& choice = choices_[i];
-        if (!choice.sequence || choice.withheld) continue;
-        const Sequence& sequence = *choice.sequence;
-        choice.result.status = Sampled::Status::ok;
-        if (sequence.request->request.params.max_new_tokens == 0) continue;
-        const SampleInput input{
-            .logits = logits_.subspan(choice.row * vocab, vocab),
-            .params = &sequence.request->request.params,
-            .counts = &sequence.counts,
-            .tokens = std::span(sequence.tokens).subspan(sequence.request->prefix),
-            .output_tokens = sequence.output_tokens(),
-            .allowed = sequence.allowed ? std::span<const uint32_t>(sequence.allowed->allowed) : std::span<const uint32_t>(),
-            .seed = sequence.request->seed,
-            .stream = static_cast<uint64_t>(choice.output),
-            .mirostat_mu = sequence.mirostat_mu};
-        if (const BeamSearch* beams = sequence.request->beams.get()) {
-          if (!best_continuations(input, beams->continuations(), &scratch_[thread], &choice.continuations))
-            choice.result.status = Sampled::Status::non_finite;
-        } else {
-          maga::sample(input, &scratch_[thread], &choice.result);
-        }
-      }
-    } catch (const std::exception&) {  // a thread of the pool must not throw
-      failed = true;
+  share(backend_->threads(), used_choices_, "choosing the tokens", [&](int64_t i, int thread) {
+    Choice& choice = choices_[i];
+    if (!choice.sequence || choice.withheld) return;
+    const Sequence& sequence = *choice.sequence;
+    choice.result.status = Sampled::Status::ok;
+    if (sequence.request->request.params.max_new_tokens == 0) return;
+    const SampleInput input{
+        .logits = logits_.subspan(choice.row * vocab, vocab),
+        .params = &sequence.request->request.params,
+        .counts = &sequence.counts,
+        .tokens = std::span(sequence.tokens).subspan(sequence.request->prefix),
+        .output_tokens = sequence.output_tokens(),
+        .allowed = sequence.allowed ? std::span<const uint32_t>(sequence.allowed->allowed) : std::span<const uint32_t>(),
+        .seed = sequence.request->seed,
+        .stream = static_cast<uint64_t>(choice.output),
+        .mirostat_mu = sequence.mirostat_mu};
+    if (const BeamSearch* beams = sequence.request->beams.get()) {
+      if (!best_continuations(input, beams->continuations(), &scratch_[thread], &choice.continuations))
+        choice.result.status = Sampled::Status::non_finite;
+    } else {
+      maga::sample(input, &scratch_[thread], &choice.result);
     }
   });
-  MAGA_CHECK(!failed, "choosing the tokens failed");
 }
 
 // Log probabilities of the tokens of prompts, each from the row before it.
@@ -154,23 +163,15 @@ void Loop::score(StepInFlight* step) {
     }
   }
   const int64_t vocab = model_->program().vocab;
-  std::atomic<bool> failed{false};
-  backend_->threads().parallel_for(static_cast<int64_t>(count), 1, [&](int64_t begin, int64_t end, int thread) {
-    try {
-      for (int64_t i = begin; i < end; ++i) {
-        Score& score = scores_[i];
-        const Row row = logits_.subspan(score.row * vocab, vocab);
-        const RowScan seen = scan(row);
-        score.finite = seen.finite;
-        if (!seen.finite) continue;
-        score.result = logprobs(row, seen.max, score.token, score.top, &scratch_[thread].candidates);
-        score.result.rank = rank(row, score.token);
-      }
-    } catch (const std::exception&) {  // a thread of the pool must not throw
-      failed = true;
-    }
+  share(backend_->threads(), count, "computing the log probabilities of prompts", [&](int64_t i, int thread) {
+    Score& score = scores_[i];
+    const Row row = logits_.subspan(score.row * vocab, vocab);
+    const RowScan seen = scan(row);
+    score.finite = seen.finite;
+    if (!seen.finite) return;
+    score.result = logprobs(row, seen.max, score.token, score.top, &scratch_[thread].candidates);
+    score.result.rank = rank(row, score.token);
   });
-  MAGA_CHECK(!failed, "computing the log probabilities of prompts failed");
 }
 
 // Rows of the result as they are, where the program embeds.

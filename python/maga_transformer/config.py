@@ -205,7 +205,13 @@ class Config(BaseModel):
         0.02, "relative error of a text's logits that kv_cache_dtype adaptive may cause, measured at start", gt=0, lt=1
     )
     max_num_seqs: int = _setting(0, f"sequences that run at once; {_by_device('max_num_seqs')}", ge=0, le=65536)
-    max_num_batched_tokens: int = _setting(0, f"tokens a step may carry; {_by_device('max_num_batched_tokens')}", ge=0, le=1 << 20)
+    max_num_batched_tokens: int = _setting(
+        0,
+        f"tokens a step may carry; {_by_device('max_num_batched_tokens')}; a model that must read an input in one step: its "
+        "context, up to 8192, if that is more",
+        ge=0,
+        le=1 << 20,
+    )
     max_queue: int = _setting(1024, "requests that may wait; more are refused with 429", ge=1)
     concurrency_limit: int = _setting(
         0, "requests in the engine at once, running or waiting; more are refused; 0: max_queue alone decides", ge=0
@@ -257,6 +263,12 @@ class Config(BaseModel):
     )
     allowed_origins: Annotated[list[str], BeforeValidator(_comma_list)] = _setting(
         [], "origins whose pages may ask this server, comma separated, * for all; empty: none"
+    )
+    read_timeout: float = _setting(
+        15.0,
+        "seconds in which a request's head must have come, and that its body may be silent or behind 16 KiB/s",
+        gt=0,
+        allow_inf_nan=False,
     )
     root_path: str = _setting("", "path under which a proxy shows this server")
     max_body_mb: int = _setting(32, "largest request body in MiB", ge=1, le=4096)

@@ -31,6 +31,7 @@ class Embedder:
     task: Task
     max_tokens: int  # of an input
     width: int = 0  # of an embedding
+    why: str = ""  # there are no more tokens, if not by the model's own limit
 
     def require(self, *kinds: str) -> None:
         if self.task.kind not in kinds:
@@ -62,7 +63,7 @@ class Embedder:
             raise RequestError(Fault.empty_prompt, f"{field} is empty: it has no token", field)
         if count > self.max_tokens:
             raise RequestError(
-                Fault.long_prompt, f"This model takes at most {self.max_tokens} tokens, but {field} has {count}", field
+                Fault.long_prompt, f"This model takes at most {self.max_tokens} tokens{self.why}, but {field} has {count}", field
             )
         if not all(0 <= token < vocab for token in item.ids):
             raise RequestError(Fault.parameter, f"{field}: token ids must be from 0 to {vocab - 1}", field)

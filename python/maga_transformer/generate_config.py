@@ -155,7 +155,7 @@ class GenerateConfig(samplers.SamplerFields):
     reuse_cache: bool = True
     logprobs: int = Field(-1, ge=-1, le=20)
     prompt_logprobs: int = Field(-1, ge=-1, le=20)
-    calculate_loss: Literal[0, 1, 2] = 0
+    calculate_loss: Annotated[Literal[0, 1, 2], BeforeValidator(samplers.no_switch)] = 0
     return_logits: bool = False
     select_tokens_id: Ids = Field(default_factory=list)
     select_tokens_str: list[str] = Field(default_factory=list, max_length=1024)

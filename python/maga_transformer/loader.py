@@ -1,6 +1,7 @@
 """From a checkpoint to a backend's packed weights: read, make canonical, pack; several weights at a time."""
 
 import logging
+import math
 import os
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ log = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
 
 _GROUPS = (128, 64, 32)  # columns that share a scale, the first that fits
-_MOST_BYTES = 4 << 30  # of stored weights that are on their way at once, unless one alone is larger
+_MOST_BYTES = 4 << 30  # of weights that are on their way at once, unless one alone is larger
 
 
 def load_weights(
@@ -40,6 +41,7 @@ def load_weights(
     specs = program.weights
     rounded = _linears(program) if quantization else set()
     sizes = [stored_bytes(checkpoint, sources) for _, sources, _ in specs]
+    held = [max(size, math.prod(shape[-2:])) for size, (_, _, shape) in zip(sizes, specs, strict=True)]  # a byte a code
     total, done = sum(sizes), 0
     weights: list[_core.Weight | None] = [None] * len(specs)
 
@@ -49,9 +51,9 @@ def load_weights(
     under_way = 0
     with ThreadPoolExecutor(workers or usable_cores(), thread_name_prefix="load") as pool:
         while waiting or pending:
-            while waiting and (not pending or under_way + sizes[waiting[0]] <= _MOST_BYTES):
+            while waiting and (not pending or under_way + held[waiting[0]] <= _MOST_BYTES):
                 index = waiting.popleft()
-                under_way += sizes[index]
+                under_way += held[index]
                 pending[pool.submit(_load, backend, checkpoint, *specs[index], quantization if index in rounded else "")] = index
             finished, _ = wait(pending, return_when=FIRST_COMPLETED)
             for future in finished:
@@ -64,7 +66,7 @@ def load_weights(
                 for name in {Source.parse(source).tensor for source in specs[index][1]}:
                     checkpoint.release(name)
                 done += sizes[index]
-                under_way -= sizes[index]
+                under_way -= held[index]
             if progress is not None:
                 progress(done, total)
     return [weight for weight in weights if weight is not None]

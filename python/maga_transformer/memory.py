@@ -9,16 +9,12 @@ _NO_LIMIT = 1 << 60  # cgroup v1 writes a huge number for "none"
 
 def available_bytes(root: Path = Path("/")) -> int:
     """`root` is the directory that holds proc and sys."""
-    return min([_mem_available(root), *_cgroup_room(root)])
+    return min([_meminfo(root, "MemAvailable"), *_cgroup_room(root)])
 
 
 def memory_bytes(root: Path = Path("/")) -> int:
     """Of the machine."""
     return _meminfo(root, "MemTotal")
-
-
-def _mem_available(root: Path) -> int:
-    return _meminfo(root, "MemAvailable")
 
 
 def _meminfo(root: Path, name: str) -> int:

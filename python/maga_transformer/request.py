@@ -31,6 +31,8 @@ class Fault(Enum):
     method = "method"  # a route, but not for this method
     busy = "busy"
     draining = "draining"
+    loading = "loading"
+    update = "update"  # of what is served
     timeout = "timeout"
     cancelled = "cancelled"
     execution = "execution"  # the engine gave the sequence up
@@ -45,6 +47,15 @@ class RequestError(Exception):
         self.fault = fault
         self.message = message
         self.field = field
+
+
+def long_prompt(context: int, tokens: int) -> RequestError:
+    return RequestError(
+        Fault.long_prompt,
+        f"This model's maximum context length is {context} tokens, and one of them must be left for the "
+        f"answer, but the prompt has {tokens} tokens",
+        "prompt",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from maga_transformer import _core
 from maga_transformer.config import Config
 from maga_transformer.embedding import Embedder, Input
 from maga_transformer.models.task import GENERATE, Task
-from maga_transformer.request import Fault, Job, RequestError, Sampling, quote
+from maga_transformer.request import Fault, Job, RequestError, Sampling, long_prompt, quote
 from maga_transformer.structured import Compiler, MaskWorker
 
 if TYPE_CHECKING:
@@ -77,7 +77,8 @@ class Runtime:
         step = config.max_num_batched_tokens if description.whole_prompts else 0
         limits = (description.context, step, description.task.max_tokens)
         longest = min(limit for limit in limits if limit)
-        self.embedder = Embedder(tokenizer, description.task, longest, description.embedding_width)
+        why = " (MAX_NUM_BATCHED_TOKENS, as it reads an input in one step)" if longest == step < description.context else ""
+        self.embedder = Embedder(tokenizer, description.task, longest, description.embedding_width, why)
         self.draining = False
         self._breakers: dict[str, int] = {}
         self.on_events: Callable[[Sequence[_core.Event]], None] = lambda events: None
@@ -106,12 +107,7 @@ class Runtime:
             )
         room = context - len(ids)
         if room < 1:
-            raise RequestError(
-                Fault.long_prompt,
-                f"This model's maximum context length is {context} tokens, and one of them must be left for the "
-                f"answer, but the prompt has {len(ids)} tokens",
-                "prompt",
-            )
+            raise long_prompt(context, len(ids))
         given, config = job.sampling, self.config
         if job.grammar is not None and given.beams is not None:
             raise RequestError(Fault.unsupported, "a beam search cannot follow a grammar: leave one of them out")

@@ -13,7 +13,7 @@ from maga_transformer.request import Beams, Fault, RequestError
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Share = Annotated[Finite, Field(ge=0, le=1)]
 Positive = Annotated[Finite, Field(ge=0, le=1e6)]
-Cutoff = Annotated[Finite, Field(ge=0, lt=10_000)]  # in units of 1e-4
+Cutoff = Annotated[Finite, Field(ge=0, le=9999)]  # in units of 1e-4
 TokenIds = Annotated[list[int], Field(max_length=1 << 16)]
 
 # The stages of sampler_priority, by Aphrodite's numbers.
@@ -69,6 +69,13 @@ def _known(value: list[int]) -> list[int]:
     return value
 
 
+def no_switch(value: object) -> object:
+    """A Literal of numbers takes true for 1."""
+    if isinstance(value, bool):
+        raise ValueError("a number, not a boolean")
+    return value
+
+
 def _all(value: object) -> object:
     return 0 if value == -1 and not isinstance(value, bool) else value
 
@@ -100,7 +107,7 @@ class SamplerFields(BaseModel):
     skew: Annotated[Finite, Field(ge=-20, le=20)] = 0.0
     xtc_probability: Share = 0.0
     xtc_threshold: Share = 0.1
-    mirostat_mode: Literal[0, 2] = 0
+    mirostat_mode: Annotated[Literal[0, 2], BeforeValidator(no_switch)] = 0
     mirostat_tau: Positive = 5.0
     mirostat_eta: Positive = 0.1
     no_repeat_ngram_size: Annotated[int, Field(ge=0, lt=1 << 31)] = 0

@@ -28,6 +28,7 @@ from maga_transformer.runtime import Description, Runtime
 
 log = logging.getLogger(__name__)
 
+_WHOLE_INPUT = 8192  # tokens of an input that must be read in one step, where MAX_NUM_BATCHED_TOKENS does not say
 _PROBE_MEBIBYTES = 16  # a core, to measure a CPU's memory in some 10 ms
 
 
@@ -43,7 +44,7 @@ def load_runtime(config: Config) -> Runtime:
         device = find_device(config.device)
     except ValueError as error:
         raise ConfigError(f"DEVICE={config.device}: {error}") from None
-    config = config.for_device(device.defaults)
+    asked, config = config, config.for_device(device.defaults)
     source = checkpoint.open_checkpoint(config.checkpoint_path, config.load_format)
     if config.sparse_config_file:
         source.config.update(read_sparse_config(config.sparse_config_file))
@@ -74,6 +75,9 @@ def load_runtime(config: Config) -> Runtime:
     if context > positions:
         less = f", {taken} of them taken by the tuned prompt (PTUNING_PATH)" if taken else ""
         raise ConfigError(f"MAX_SEQ_LEN={context}: the model has {program.max_positions} positions{less}; valid: 1 to {positions}")
+    if program.whole_prompts and not asked.max_num_batched_tokens:
+        budget = max(config.max_num_batched_tokens, min(context, _WHOLE_INPUT))
+        config = config.model_copy(update={"max_num_batched_tokens": budget})
     spare = int(tuned is not None and tuned.in_pages and prefix % page_tokens != 0)
     pool = Pool(config, page_bytes=page_bytes, context=context, prefix=prefix, spare=spare)
     free = device.card.free_bytes if device.card else available_bytes()

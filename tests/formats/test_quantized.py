@@ -191,6 +191,24 @@ def test_models(method: str, tmp_path: Path) -> None:
     assert any(len(sources) == 3 for sources in layers), "q, k and v become one matrix"
 
 
+def test_gptq_linears_with_and_without_zeros_are_stacked(tmp_path: Path) -> None:
+    """Whether all zeros of a linear are the middle one is seen only once it is read."""
+    random = np.random.default_rng(0)
+    tensors, expected = {}, {}
+    for name, symmetric in (("q", True), ("k", False), ("v", True)):
+        parts, expected[name] = gptq(random.normal(0, 1, (32, 64)).astype(np.float32), 4, 16, symmetric)
+        tensors |= {f"{name}.{part}": value.contiguous() for part, value in parts.items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    settings = {"quant_method": "gptq", "bits": 4, "group_size": 16}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": settings}))
+    checkpoint = open_quantized(open_checkpoint(str(tmp_path)))
+    assert len({checkpoint.dtype(f"{name}.weight") for name in expected}) == 1
+    for order in ("qk", "kq", "qv", "vkq"):
+        stacked = read_weight(checkpoint, [f"{name}.weight" for name in order])
+        assert isinstance(stacked, Affine) and (stacked.offset is None) == (order == "qv")
+        np.testing.assert_array_equal(stacked.dequantize(), np.concatenate([expected[name] for name in order]))
+
+
 def test_codes_of_compressed_tensors(tmp_path: Path) -> None:
     for bits, case in GOLDEN["packed"].items():
         values, zeros = np.array(case["values"]), np.array(case["zeros"])

@@ -5,9 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from folders import tiny_model
+from folders import edit_config, tiny_model
 from maga_transformer import _core
 from maga_transformer.checkpoint import open_checkpoint
+from models_table import check_features
 from runner import Runner
 
 LENGTH = 60
@@ -75,8 +76,28 @@ def test_logits(case: str, backend: str, tmp_path: Path) -> None:
     ids = random_ids(LENGTH)
     expected = expected_logits(model, ids)
     runner = Runner(backends()[backend], open_checkpoint(str(tmp_path)), length=LENGTH, tokens=LENGTH)
+    check_features(runner.program, runner.family)
     whole = runner.logits(ids)
     assert np.abs(expected).max() > 0.5  # random weights of visible size: equality means something
     np.testing.assert_allclose(whole, expected, rtol=0, atol=1e-4)
     for chunks in ([13, 1, 30, 16], [20, *[1] * 40]):  # chunked prefill; prefill, then decode
         np.testing.assert_allclose(runner.logits(ids, chunks), whole, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("more", [{}, {"attention_factor": 1.3}, {"mscale": 0.7, "mscale_all_dim": 0.4}, {"beta_fast": 8.0}])
+def test_yarn_by_every_name_over_its_whole_context(more: dict, tmp_path: Path) -> None:
+    """`type` is the old name of `rope_type`, rope_scaling that of rope_parameters; neither may shorten the context."""
+    scaling = {"factor": 4.0, "original_max_position_embeddings": 64, **more}
+    new = rope({"rope_type": "yarn", **scaling})
+    model = tiny_model("llama", tmp_path, max_position_embeddings=64, num_hidden_layers=2, rope_parameters=new)
+    ids = random_ids(200)
+    expected = expected_logits(model, ids)
+    for config in (
+        {"rope_parameters": new},
+        {"rope_scaling": {"rope_type": "yarn", **scaling}, "rope_theta": 5000.0, "rope_parameters": None},
+        {"rope_scaling": {"type": "yarn", **scaling}, "rope_theta": 5000.0, "rope_parameters": None},
+    ):
+        edit_config(tmp_path, **config)
+        runner = Runner(backends()["cpu"], open_checkpoint(str(tmp_path)), length=200, tokens=200)
+        np.testing.assert_allclose(runner.logits(ids), expected, rtol=0, atol=1e-4)
+        assert runner.program.max_positions == 256

@@ -51,6 +51,9 @@ def test_families_by_every_name() -> None:
     assert known["qwen_2"] is known["qwen2"] is known["Qwen2ForCausalLM"]
     assert known["qwen_3"].architectures == ("Qwen3ForCausalLM",)
     assert known["mistral"] is not known["llama"]
+    assert known["Yi"] is known["llama"]
+    of_all = [name for family in set(known.values()) for name in (family.model_type, *family.aliases)]
+    assert len(of_all) == len(set(of_all))
 
 
 # The names that RTP-LLM takes for decoders without experts, and the architectures that it finds them by.

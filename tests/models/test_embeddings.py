@@ -9,6 +9,7 @@ from folders import edit_config
 from maga_transformer import _core
 from maga_transformer.checkpoint import open_checkpoint
 from maga_transformer.models import build_program
+from models_table import check_features
 from runner import embedded
 from tiny_embedders import KINDS, TEXTS, pooled, scored, sentence_transformer, tiny
 
@@ -26,6 +27,9 @@ def test_embeddings(kind: str, pooling: str, backend: str, tmp_path: Path) -> No
     sentence_transformer(tmp_path, pooling)
     expected = pooled(model, pooling)
     assert np.abs(expected).max() > 0.5
+    program, family = build_program(open_checkpoint(str(tmp_path)))
+    if family.encoder:
+        check_features(program, family)
     np.testing.assert_allclose(embedded(BACKENDS[backend](), open_checkpoint(str(tmp_path)), TEXTS), expected, rtol=0, atol=1e-4)
 
 

@@ -13,7 +13,7 @@ from maga_transformer import _core
 from maga_transformer.checkpoint import open_checkpoint
 from maga_transformer.loader import load_weights
 from maga_transformer.models import build_program
-from models_table import stated_cases
+from models_table import check_features, read_table, run_case
 from runner import Part, Runner
 from safetensors.torch import load_file, save_file
 from tiny_families import IDS, LENGTH, LONGROPE, NATIVE, RELAID, baichuan2, chatglm, chatglm1, internlm, logits_of, native, qwen
@@ -123,8 +123,11 @@ def check(
 
 @pytest.mark.parametrize("case", [*NATIVE, *RELAID])
 def test_logits(case: str, tmp_path: Path) -> None:
-    expected = native(case, tmp_path) if case in NATIVE else RELAID[case](tmp_path)
-    assert case in stated_cases()[build_program(open_checkpoint(str(tmp_path)))[1].model_type], "docs/models.md states otherwise"
+    expected, oracle = run_case(case, tmp_path)
+    program, family = build_program(open_checkpoint(str(tmp_path)))
+    stated = read_table()[family.model_type]
+    assert case in stated.cases and oracle in stated.oracles, "docs/models.md states otherwise: run tests/models_table.py"
+    check_features(program, family)
     for backend in (_core.reference_backend(), _core.cpu_backend(threads=1, quantize_activations=False)):
         check(expected, tmp_path, backend)
 

@@ -50,6 +50,13 @@ def test_logits(kind: str, sizes: dict, quantization: str, tmp_path: Path) -> No
     assert program.max_positions == 256
 
 
+def test_tensors_64_bytes_apart(tmp_path: Path) -> None:
+    model = tiny_model("llama", tmp_path / "folder", **SIZES)
+    path = gguf_from_model(model, tmp_path / "model.gguf", lambda name: Q.Q4_1, alignment=64)
+    assert all(tensor.begin % 64 == 0 for tensor in GgufFile(str(path)).tensors.values())
+    compare(model, path)
+
+
 def test_mixed_types_of_one_layer(tmp_path: Path) -> None:
     """As K-quant mixtures have it: v in a wider type than q and k. Those two stay one matrix, v becomes its own."""
     model = tiny_model("llama", tmp_path / "folder", **SIZES)

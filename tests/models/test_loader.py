@@ -82,22 +82,32 @@ def test_experts_come_one_by_one(tmp_path: Path) -> None:
             assert np.shares_memory(down, checkpoint.tensor(f"{module}.{e}.w2.weight"))  # not copied
 
 
-def test_no_more_is_under_way_than_memory_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tiny_model("llama", tmp_path)
-    checkpoint = open_checkpoint(str(tmp_path))
+@pytest.mark.parametrize("kind", ["F32", "Q4_0"])
+def test_no_more_is_under_way_than_memory_allows(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of codes as they are unfolded, a byte each."""
+    model = tiny_model("llama", tmp_path / "folder", hidden_size=64, intermediate_size=96)
+    quantize = None if kind == "F32" else lambda name: gguf.GGMLQuantizationType[kind]
+    checkpoint = open_checkpoint(str(gguf_from_model(model, tmp_path / "m.gguf", quantize)))
     program, _ = build_program(checkpoint)
-    sizes = [sum(checkpoint.nbytes(source) for source in sources) for _, sources, _ in program.weights]
+    sizes = [int(np.prod(shape)) * (1 if kind == "Q4_0" and len(shape) == 2 else 4) for _, _, shape in program.weights]
     limit = max(sizes) + sorted(sizes)[len(sizes) // 2]
     monkeypatch.setattr(loader, "_MOST_BYTES", limit)
     under_way: list[int] = []
 
     class Slow(Recorder):
-        def pack_dense(self, name: str, shape: list[int], values: np.ndarray, dtype: str) -> Any:
-            under_way.append(int(np.prod(shape)) * 4)
+        def wait(self, size: int) -> None:
+            under_way.append(size)
             assert sum(under_way) <= limit
             time.sleep(0.002)
-            under_way.remove(int(np.prod(shape)) * 4)
+            under_way.remove(size)
+
+        def pack_dense(self, name: str, shape: list[int], values: np.ndarray, dtype: str) -> Any:
+            self.wait(values.nbytes)
             return super().pack_dense(name, shape, values, dtype)
+
+        def pack_affine(self, name: str, shape: list[int], codes: np.ndarray, **form: Any) -> Any:
+            self.wait(codes.nbytes)
+            return super().pack_affine(name, shape, codes, **form)
 
     assert len(load_weights(Slow(), program, checkpoint, workers=8)) == len(sizes)
 

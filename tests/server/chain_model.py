@@ -33,6 +33,17 @@ def write_odds(folder: pathlib.Path, current: str, odds: Mapping[str, float]) ->
     return _write(folder, {_ids(current)[0]: {_ids(text)[0]: value for text, value in odds.items()}})
 
 
+def write_random(folder: pathlib.Path, context: int = 256) -> pathlib.Path:
+    """Two layers of 64 for LOAD_FORMAT=dummy: what they say depends on all that was said before."""
+    write_chain(folder, ["a", "b"])
+    (folder / "model.safetensors").unlink()
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config |= {"num_key_value_heads": 4, "head_dim": 16, "max_position_embeddings": context}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
 def _ids(part: str | int) -> list[int]:
     if isinstance(part, int):
         return [3 + part]

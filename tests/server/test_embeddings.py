@@ -303,22 +303,29 @@ def test_dense_alone_by_task(multi_vector: tuple[Path, dict[str, list[Any]]]) ->
 # --- inputs longer than a step ---
 
 
-def test_inputs_beyond_a_step(tmp_path: Path) -> None:
-    """A decoder's embeddings do not depend on how its inputs are cut and batched."""
-    model = tiny("qwen2", "Model", tmp_path)
-    sentence_transformer(tmp_path, "pooling_mode_lasttoken", normalize=True)
+@pytest.mark.parametrize("pooling", ["cls_token", "mean_tokens", "lasttoken"])
+def test_inputs_beyond_a_step(pooling: str, tmp_path: Path) -> None:
+    """A decoder's embeddings do not depend on how its inputs are cut and batched; those of other tokens than the last need them in
+    one step, which has as many tokens as the model's context unless a setting says less."""
+    model = tiny("qwen2", "Model", tmp_path, max_position_embeddings=600)
+    sentence_transformer(tmp_path, f"pooling_mode_{pooling}", normalize=True)
     write_tokenizer(tmp_path, "$A [SEP]")
-    texts = [" ".join(f"w{(7 * i + length) % 60}" for i in range(length - 1)) for length in (10, 32, 33, 200)]
+    texts = [" ".join(f"w{(7 * i + length) % 60}" for i in range(length - 1)) for length in (10, 32, 33, 599)]
     wanted = []
     for text in texts:
         with torch.no_grad():
-            hidden = model(torch.tensor([[*ids_of(text), 3]])).last_hidden_state[0, -1].numpy()
+            states = model(torch.tensor([[*ids_of(text), 3]])).last_hidden_state[0].numpy()
+        hidden = {"cls_token": states[0], "mean_tokens": states.mean(0), "lasttoken": states[-1]}[pooling]
         wanted.append(hidden / np.linalg.norm(hidden))
-    for budget in (32, 512):
+    for budget in (32, 0):
+        fits = 4 if pooling == "lasttoken" or not budget else 2
         with LLM(tmp_path, act_type="fp32", kv_cache_mem_mb=16, max_num_batched_tokens=budget, max_num_seqs=8) as llm:
-            close(llm.embed(texts), np.stack(wanted))
-            for text, vector in zip(texts, wanted, strict=True):
+            close(llm.embed(texts[:fits]), np.stack(wanted[:fits]))
+            for text, vector in zip(texts[:fits], wanted, strict=False):
                 close(llm.embed(text), vector)
+            for text in texts[fits:]:
+                with pytest.raises(RequestError, match=r"at most 32 tokens \(MAX_NUM_BATCHED_TOKENS, as it reads an input in one"):
+                    llm.embed(text)
 
 
 def test_many_inputs_at_once(server: ServerProcess, expected: np.ndarray) -> None:

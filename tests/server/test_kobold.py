@@ -61,7 +61,7 @@ def test_generate(server):
 
 
 def test_an_end_can_be_banned(server):
-    prompt = "<|im_start|>user\nSay hello.<|im_end|>\n<|im_start|>assistant\n"
+    prompt = "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nSay hello.<|im_end|>\n<|im_start|>assistant\n"
     body = {"prompt": prompt, "max_length": 60, "temperature": 0, "use_default_badwordsids": False}
     (free,) = server.post("/api/v1/generate", body).json()["results"]
     (endless,) = server.post("/api/v1/generate", {**body, "use_default_badwordsids": True}).json()["results"]

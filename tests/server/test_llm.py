@@ -7,6 +7,7 @@ import pytest
 from maga_transformer import LLM
 from maga_transformer.config import ConfigError
 from maga_transformer.request import Fault, RequestError
+from tokenizers import AddedToken, Tokenizer
 
 from .chain_model import END, write_chain, write_odds
 from .conftest import demo_model
@@ -181,6 +182,17 @@ def test_a_special_token_as_a_stop_string(tmp_path, skip):
 def test_a_stop_string_made_of_single_bytes(tmp_path):
     result, pieces = _follow(tmp_path, "Q", "a<|im_end", END, stop_words_str=["<|im"])
     assert result.text == "a" and not any("<" in piece for piece in pieces)
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_added_tokens_that_are_not_special_get_no_blanks(tmp_path, skip):
+    folder = write_chain(tmp_path / "model", ["Q", 256, "ok", 257, "1", END])  # ids behind the bytes
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert tokenizer.add_tokens([AddedToken(text, special=False) for text in ("<think>", "</think>")]) == 2
+    tokenizer.save(str(folder / "tokenizer.json"))
+    with LLM(folder, max_seq_len=128, kv_cache_mem_mb=16) as model:
+        options = {"max_new_tokens": 20, "temperature": 0, "skip_special_tokens": skip, "stop_words_list": [[0]]}
+        assert model.generate("Q", **options).text == "".join(model.stream("Q", **options)) == "<think>ok</think>1"
 
 
 def test_min_new_tokens_passes_a_stop(tmp_path):

@@ -230,7 +230,7 @@ def test_logit_bias(server, client, model):
 def test_content_parts_are_the_joined_text(server, client, model):
     parts = [{"type": "text", "text": "Say "}, {"type": "text", "text": "hello."}]
     counts = [
-        server.post("/tokenize", {"messages": [{"role": "user", "content": content}]}).json()["tokens"]
+        server.post("/tokenize", {"messages": [{"role": role, "content": content} for role in ("system", "user")]}).json()["tokens"]
         for content in (parts, "Say hello.")
     ]
     assert counts[0] == counts[1]

@@ -21,9 +21,9 @@ async def app(scope, receive, send):
 
 
 @asynccontextmanager
-async def connection() -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+async def connection(head_seconds: float = 30.0) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     config, state = uvicorn.Config(app, lifespan="off", log_config=None, access_log=False), ServerState()
-    make = lambda: protocol.BoundedHead(config=config, server_state=state, app_state={})  # noqa: E731
+    make = lambda: protocol.BoundedHead(config=config, server_state=state, app_state={}, head_seconds=head_seconds)  # noqa: E731
     server = await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0)
     reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
     try:
@@ -33,8 +33,8 @@ async def connection() -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.Stre
         server.close()
 
 
-async def answer(*parts: bytes) -> bytes:
-    async with connection() as (reader, writer):
+async def answer(*parts: bytes, head_seconds: float = 30.0) -> bytes:
+    async with connection(head_seconds) as (reader, writer):
         for part in parts:
             writer.write(part)
             await writer.drain()
@@ -50,10 +50,20 @@ def test_a_head_without_end_is_refused(endless):
     assert found.startswith(b"HTTP/1.1 431 ") and b'"error_code":507' in found
 
 
+@pytest.mark.parametrize(
+    "head", [GET + b"X-A: a\r\n" * 300, GET + b"X-A: " + b"a" * 100_000, b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: x\r\n"]
+)
+def test_a_whole_head_that_is_too_long_is_refused(head):
+    found = asyncio.run(answer(head + b"\r\n"))
+    assert found.startswith(b"HTTP/1.1 431 ") and b"256 fields" in found
+    assert (
+        asyncio.run(answer(GET + b"X-A: a\r\n" * 250 + b"X-B: " + b"b" * 50_000 + b"\r\nConnection: close\r\n\r\n"))[9:12] == b"200"
+    )
+
+
 @pytest.mark.parametrize("start", [b"", b"GET / HT", GET + b"X-A: b"])
-def test_a_head_that_does_not_come_is_refused(start, monkeypatch):
-    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.05)
-    assert asyncio.run(answer(start)).startswith(b"HTTP/1.1 408 ")
+def test_a_head_that_does_not_come_is_refused(start):
+    assert asyncio.run(answer(start, head_seconds=0.05)).startswith(b"HTTP/1.1 408 ")
 
 
 def test_garbage_is_refused_in_json():
@@ -61,12 +71,11 @@ def test_garbage_is_refused_in_json():
     assert found.startswith(b"HTTP/1.1 400 ") and b'"error_code":507' in found
 
 
-def test_long_bodies_and_requests_sent_ahead_are_no_head(monkeypatch):
+def test_long_bodies_and_requests_sent_ahead_are_no_head():
     """The second head is cut in the middle, and comes to its end only after the first answer took longer than a head may."""
-    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.2)
 
     async def run() -> bytes:
-        async with connection() as (reader, writer):
+        async with connection(0.2) as (reader, writer):
             writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 200000\r\n\r\n" + b"a" * 200_000 + GET)
             found = await reader.readuntil(b"ab")
             writer.write(b"Connection: close\r\n\r\n")

@@ -179,6 +179,17 @@ def test_neutral_values_of_such_fields_are_taken(server):
     assert server.post("/", {"prompt": "a", "max_new_tokens": 1, **dict.fromkeys(UNSUPPORTED, None)}).status_code == 200
 
 
+def test_an_update_of_adapters_is_refused_by_name(server):
+    assert server.post("/update", {"peft_info": {"lora_info": {}}}).json() == {"status": "ok"}
+    for body, word in (
+        ({"peft_info": {"lora_info": {"a": "/x"}}}, "lora_info={'a': '/x'}"),
+        ({"odd": 1}, "odd=1"),
+        ({"peft_info": 5}, "peft_info=5"),
+    ):
+        answer = server.post("/update", body)
+        assert answer.status_code == 400 and answer.json()["error_code"] == 601 and word in answer.json()["message"]
+
+
 def test_increments_need_a_stream(server):
     answer = server.post("/", {"prompt": "a", "return_incremental": True})
     assert answer.status_code == 400 and answer.json()["error_code"] == 507 and "yield_generator" in answer.json()["message"]

@@ -6,8 +6,12 @@ import subprocess
 import sys
 
 import pytest
+from checkpoints import gguf_from_model
+from folders import tiny_model
+from maga_transformer import LLM
 from maga_transformer.config import Config, ConfigError
 from maga_transformer.server import serve
+from maga_transformer.tokenizer.bytelevel import LETTER_OF
 
 from .conftest import demo_model
 
@@ -52,6 +56,41 @@ def test_mistakes(environment, words):
         assert word in result.stderr
 
 
+def test_a_chat_template_that_does_not_parse(tmp_path):
+    file = tmp_path / "broken.jinja"
+    for template, word in (("{{ messages }}\n{% if %}", "line 2"), ("{{ messages | shuffle }}", "No filter named 'shuffle'")):
+        file.write_text(template)
+        result = start(CHECKPOINT_PATH=str(demo_model()), CHAT_TEMPLATE=str(file), START_PORT="0")
+        assert result.returncode == 2 and "Traceback" not in result.stderr
+        assert str(file) in result.stderr and word in result.stderr
+
+
+def test_ggufs_that_lack_something(tmp_path):
+    """One line that names the file and what it lacks, before the port opens."""
+    tokens = [*LETTER_OF.values(), "<s>", "</s>"]
+    vocabulary = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [1] * 256 + [3] * 2,
+        "tokenizer.ggml.merges": ["a b"],
+        "tokenizer.ggml.eos_token_id": 257,
+    }
+    tokens[0] = "ab"  # what the merge makes
+    model = tiny_model("llama", tmp_path / "folder", vocab_size=258)
+    whole = gguf_from_model(model, tmp_path / "whole.gguf", **vocabulary).read_bytes()
+    (tmp_path / "cut.gguf").write_bytes(whole[:-33])  # up to 31 bytes at the end are padding
+    without = {key: value for key, value in vocabulary.items() if key != "tokenizer.ggml.merges"}
+    gguf_from_model(model, tmp_path / "merges.gguf", **without)
+    gguf_from_model(model, tmp_path / "pre.gguf", **{**vocabulary, "tokenizer.ggml.pre": "martian"})
+    for name, word in (("cut", "ends at byte"), ("merges", "tokenizer.ggml.merges is missing"), ("pre", "'martian' is not")):
+        result = start(CHECKPOINT_PATH=str(tmp_path / f"{name}.gguf"), START_PORT="0")
+        assert result.returncode == 2 and "Traceback" not in result.stderr
+        assert f"{name}.gguf" in result.stderr and word in result.stderr
+    with LLM(tmp_path / "whole.gguf", kv_cache_mem_mb=16) as llm:
+        assert llm.generate("ab", max_new_tokens=2, ignore_eos=True).usage.output_tokens == 2
+
+
 def test_a_taken_port_is_named():
     with socket.socket() as taken:
         taken.bind(("0.0.0.0", 0))
@@ -61,13 +100,14 @@ def test_a_taken_port_is_named():
     assert result.returncode == 2 and str(port) in result.stderr and "START_PORT" in result.stderr
 
 
-def test_a_port_taken_during_the_load_is_named(monkeypatch):
+def test_a_port_that_another_listens_on_first_is_named(monkeypatch):
     """Until one of them listens, several processes may bind a port."""
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         other.bind(("0.0.0.0", 0))
         port = other.getsockname()[1]
-        monkeypatch.setattr(serve, "load_runtime", lambda config: other.listen())
+        bind = serve._bind
+        monkeypatch.setattr(serve, "_bind", lambda config: (bind(config), other.listen())[0])
         with pytest.raises(ConfigError, match=f"{port}.*START_PORT"):
             serve.serve(Config.without_environment(checkpoint_path="x", port=port))
 

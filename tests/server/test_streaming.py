@@ -1,11 +1,13 @@
 """Streams and bodies without a server: silence, errors after the head, clients that leave, bodies that never come."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 from maga_transformer.request import Fault, RequestError
 from maga_transformer.server import body, streaming
 from maga_transformer.server.errors import openai_error
+from maga_transformer.server.state import State
 from starlette.requests import Request
 
 
@@ -139,17 +141,19 @@ def test_an_answer_nobody_waits_for():
     asyncio.run(run())
 
 
-def test_a_body_that_never_comes(monkeypatch):
-    monkeypatch.setattr(body, "SILENCE_SECONDS", 0.01)
+@pytest.mark.parametrize("gap", [None, 0.001])
+def test_a_body_that_never_comes(gap):
+    """Silent, or slower than a body may be."""
+    runtime = SimpleNamespace(config=SimpleNamespace(read_timeout=0.02))
+    app = SimpleNamespace(state=SimpleNamespace(maga=State(runtime, None, None, None, None, None, None)))
 
     async def run():
-        parts = [{"type": "http.request", "body": b'{"a"', "more_body": True}]
-
         async def receive():
-            return parts.pop() if parts else await asyncio.Event().wait()
+            await asyncio.sleep(1000 if gap is None else gap)
+            return {"type": "http.request", "body": b"a", "more_body": True}
 
         with pytest.raises(RequestError) as error:
-            await body.json_object(Request({"type": "http", "headers": []}, receive), 100)
-        assert error.value.fault is Fault.slow_body
+            await body.json_object(Request({"type": "http", "headers": [], "app": app}, receive), 10_000)
+        assert error.value.fault is Fault.slow_body and "READ_TIMEOUT" in error.value.message
 
     asyncio.run(run())

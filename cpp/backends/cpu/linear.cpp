@@ -26,6 +26,9 @@ const IsaKernels& kernels_of(Isa isa) {
   }
 }
 
+// Shares of the work for each thread: one that loses its core leaves the rest of its own to the others.
+constexpr int kShares = 4;
+
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 void run_pass(ThreadPool& threads, const LinearKernels& kernels, const PackedMatrix& w, std::byte* scratch, const float* x,
@@ -34,24 +37,20 @@ void run_pass(ThreadPool& threads, const LinearKernels& kernels, const PackedMat
   if (tokens == 1 || tokens * w.cols <= kSerialPrepare)
     kernels.prepare(w, x, x_stride, tokens, {0, tokens}, scratch);
   else
-    threads.run([&](int thread) {
-      const int64_t begin = tokens * thread / threads.size(), end = tokens * (thread + 1) / threads.size();
-      kernels.prepare(w, x, x_stride, tokens, {begin, end}, scratch);
-    });
+    threads.parallel_for(tokens, divide_up(tokens, kShares * threads.size()),
+                         [&](int64_t begin, int64_t end, int) { kernels.prepare(w, x, x_stride, tokens, {begin, end}, scratch); });
 
   const int64_t outputs = task.gated ? w.rows / 2 : w.rows;
   const int64_t blocks = divide_up(outputs, kPanelRows);
   const int64_t tiles = divide_up(tokens, kernels.tile_tokens);
   if (tiles == 1) {
-    threads.run([&](int thread) {
-      const int64_t begin = blocks * thread / threads.size(), end = blocks * (thread + 1) / threads.size();
-      if (begin < end) kernels.run(task, {begin, end}, {0, 1});
-    });
+    threads.parallel_for(blocks, divide_up(blocks, kShares * threads.size()),
+                         [&](int64_t begin, int64_t end, int) { kernels.run(task, {begin, end}, {0, 1}); });
     return;
   }
   const int64_t group_tiles = kGroupTokens / kernels.tile_tokens;
   const int64_t groups = divide_up(tiles, group_tiles);
-  const int64_t fair = blocks * groups / (4 * threads.size());
+  const int64_t fair = blocks * groups / (kShares * threads.size());
   const int64_t cached = kItemBytes / (w.panel_bytes * (task.gated ? 2 : 1));
   const int64_t chunk = std::max<int64_t>(1, std::min(fair, cached));
   threads.parallel_for(divide_up(blocks, chunk) * groups, 1, [&](int64_t begin, int64_t end, int) {

@@ -91,8 +91,10 @@ def concatenate(parts: list[Canonical]) -> Canonical:
     if isinstance(first, Float8):
         return _concatenate_float8([part for part in parts if isinstance(part, Float8)], len(parts))
     affine = [part for part in parts if isinstance(part, Affine)]
-    form = (first.bits, first.group, first.zero, first.offset is None)
-    if len(affine) != len(parts) or any((part.bits, part.group, part.zero, part.offset is None) != form for part in affine):
+    if len({(part.zero, part.offset is None) for part in affine}) > 1:
+        affine = [_with_offset(part) for part in affine]
+        first = affine[0]
+    if len(affine) != len(parts) or any((part.bits, part.group) != (first.bits, first.group) for part in affine):
         raise ValueError("weights of different formats cannot be stacked")
     return Affine(
         codes=np.concatenate([part.codes for part in affine]),
@@ -102,6 +104,12 @@ def concatenate(parts: list[Canonical]) -> Canonical:
         offset=None if first.offset is None else np.concatenate([part.offset for part in affine if part.offset is not None]),
         zero=first.zero,
     )
+
+
+def _with_offset(weight: Affine) -> Affine:
+    """The same, its zero made an offset: exact for scales of few digits, as formats have them (an fp16's)."""
+    offset = weight.scale * np.float32(-weight.zero)
+    return replace(weight, offset=offset if weight.offset is None else weight.offset + offset, zero=0)
 
 
 def _concatenate_float8(parts: list[Float8], count: int) -> Float8:

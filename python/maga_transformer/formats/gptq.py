@@ -35,7 +35,6 @@ class Gptq:
             )
         if settings.get("dynamic"):
             raise ValueError(f"{checkpoint.path}: quantization_config dynamic (other settings for some modules) is not supported")
-        self._symmetric = settings.get("sym") is True
         self._ordered: dict[str, bool] = {}
 
     def modules(self, checkpoint: Checkpoint) -> dict[str, tuple[str, ...]]:

@@ -42,6 +42,9 @@ class Family(ABC):
     final_norm: str = "model.norm"
     head: str = "lm_head.weight"
 
+    def __init_subclass__(cls) -> None:
+        cls.aliases = cls.__dict__.get("aliases", ())  # those of the family that it is derived from are not its own
+
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
         self.task = Task(GENERATE)

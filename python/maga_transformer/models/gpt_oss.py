@@ -46,10 +46,9 @@ class GptOss(Family):
             alone = b.alone([f"{module}.{e}" for e in range(count)], width, hidden)
             gate_up, down = alone.gate_up, alone.down
         if b.has(f"{module}.0.down_proj.bias"):
-            names = [f"{module}.{e}.{name}_proj.bias" for e in range(count) for name in ("gate", "up", "down")]
-            biases = [b.vector(name, hidden if name.endswith("down_proj.bias") else width) for name in names]
-            downs = biases[2::3]
-            return Experts(width, gate_up, down, [bias for bias in biases if bias not in downs], downs)
+            gate_up_bias = [b.vector(f"{module}.{e}.{name}_proj.bias", width) for e in range(count) for name in ("gate", "up")]
+            down_bias = [b.vector(f"{module}.{e}.down_proj.bias", hidden) for e in range(count)]
+            return Experts(width, gate_up, down, gate_up_bias, down_bias)
         gate_up_bias = b.stacked(f"{module}.gate_up_proj_bias", (count, 2 * width), interleaved=True)
         return Experts(width, gate_up, down, gate_up_bias, b.stacked(f"{module}.down_proj_bias", (count, hidden)))
 

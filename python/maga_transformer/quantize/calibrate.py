@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -57,14 +57,13 @@ class StageRunner:
     backend: _core.Backend
     program: _core.Program
     ids: Ids
-    page_tokens: int = field(default=_PAGE_TOKENS)
 
     def values(self, stage: Stage, checkpoint: Checkpoint, before: Floats | None, wanted: list[int]) -> Iterator[dict[int, Floats]]:
         """Of each sequence the wanted values, (tokens, width). `before`: (sequences, tokens, width) of stage.input."""
         part = _core.part(self.program, stage.first, stage.last, outputs=wanted)
         weights = load_weights(self.backend, part, checkpoint)
         length = self.ids.shape[1]
-        pages = -(-length // self.page_tokens)
+        pages = -(-length // _PAGE_TOKENS)
         model = self.backend.load(
             part,
             weights,
@@ -72,7 +71,7 @@ class StageRunner:
             sequences=1,
             logit_rows=1,
             pages=pages,
-            page_tokens=self.page_tokens,
+            page_tokens=_PAGE_TOKENS,
             kv_dtype="fp32",
         )
         for index, ids in enumerate(self.ids.tolist()):

@@ -12,7 +12,8 @@ from starlette.types import Scope
 from maga_transformer.request import Fault, RequestError
 from maga_transformer.server import page
 
-_HEALTH = ("/health", "/health/ready", "/health/live", "/health_check", "/status", "/ping", "/frontend_health", "/liveness")
+LIVE_PATHS = ("/health/live", "/liveness")
+_HEALTH = ("/health", "/health/ready", *LIVE_PATHS, "/health_check", "/status", "/ping", "/frontend_health")
 _HEALTH_SERVICES = ("/GraphService/cm2_status", "/SearchService/cm2_status")
 OPEN_PATHS = frozenset((*_HEALTH, *_HEALTH_SERVICES, *(f"/page/{name}" for name in page.FILES)))
 ADMIN_PATHS = frozenset({"/update", "/set_log_level", "/server_info"})

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import orjson
 from starlette.requests import ClientDisconnect, Request
 
 from maga_transformer.request import Fault, RequestError
+from maga_transformer.server.state import State
 from maga_transformer.server.streaming import ClientGone
 
-SILENCE_SECONDS = 30.0
+SLOWEST = 16 << 10  # bytes/s of a body, on the whole
 
 
 async def json_object(request: Request, limit: int) -> dict[str, Any]:
@@ -22,7 +24,7 @@ async def json_object(request: Request, limit: int) -> dict[str, Any]:
     length = request.headers.get("content-length", "0")
     if length.isdecimal() and int(length) > limit:
         raise _too_large(limit)
-    body = await _read(request, limit)
+    body = await _read(request, limit, State.of(request).runtime.config.read_timeout)
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -32,14 +34,20 @@ async def json_object(request: Request, limit: int) -> dict[str, Any]:
     return value
 
 
-async def _read(request: Request, limit: int) -> bytes:
+async def _read(request: Request, limit: int, patience: float) -> bytes:
     body = bytearray()
     stream = request.stream()
+    began = time.monotonic()
     while True:
+        behind = time.monotonic() - began - len(body) / SLOWEST
         try:
-            part = await asyncio.wait_for(anext(stream, None), SILENCE_SECONDS)
+            part = await asyncio.wait_for(anext(stream, None), max(0.0, patience - max(0.0, behind)))
         except asyncio.TimeoutError:
-            raise RequestError(Fault.slow_body, f"no byte of the body came for {SILENCE_SECONDS:.0f} s") from None
+            raise RequestError(
+                Fault.slow_body,
+                f"{len(body)} bytes of the body came in {time.monotonic() - began:.0f} s: it may be silent, or behind "
+                f"{SLOWEST} bytes/s, for {patience:g} s (READ_TIMEOUT)",
+            ) from None
         except ClientDisconnect:
             raise ClientGone from None
         if part is None:

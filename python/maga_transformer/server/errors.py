@@ -43,6 +43,8 @@ CODES: dict[Fault, Code] = {
     Fault.method: Code(405, 507, _INVALID, "method_not_allowed"),
     Fault.busy: Code(429, 409, "server_busy", "queue_full"),
     Fault.draining: Code(503, 409, "server_unavailable", "shutting_down"),
+    Fault.loading: Code(503, 409, "unavailable_error", "loading_model"),
+    Fault.update: Code(400, 601, _INVALID, "unsupported_update"),
     Fault.timeout: Code(504, 603, "timeout_error", "generation_timeout"),
     Fault.cancelled: Code(503, 499, "server_unavailable", "cancelled"),
     Fault.execution: Code(500, 606, "server_error", "execution_failed"),
@@ -58,7 +60,7 @@ _ANTHROPIC_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-RETRY_AFTER_SECONDS = {Fault.busy: "1", Fault.draining: "5"}
+RETRY_AFTER_SECONDS = {Fault.busy: "1", Fault.draining: "5", Fault.loading: "5"}
 
 
 def raw_error(error: RequestError) -> dict[str, Any]:

@@ -183,7 +183,8 @@ async def _prompts(state: State, asked: CompletionRequest) -> list[Sequence[int]
         if isinstance(entry, str):
             if not entry:
                 raise RequestError(Fault.empty_prompt, f"{place} is empty", "prompt")
-            prompts.append(await encode_text(state, entry, add_special_tokens=asked.add_special_tokens is not False))
+            special, whole = asked.add_special_tokens is not False, asked.truncate_prompt_tokens is None
+            prompts.append(await encode_text(state, entry, add_special_tokens=special, whole=whole))
         elif isinstance(entry, list):
             bad = next(((at, part) for at, part in enumerate(entry) if type(part) is not int or abs(part) >> 62), None)
             if bad is not None:

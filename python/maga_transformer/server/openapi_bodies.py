@@ -190,6 +190,7 @@ BODIES: dict[Callable[[Request], Awaitable[Response]], Body] = {
     status.tokenizer_encode: Body(status.EncodeRequest, required=("prompt",)),
     status.tokenize: Body(status.TokenizeRequest, fields={"messages": _messages(*ROLES), "tools": _OBJECTS}),
     status.detokenize: Body(status.DetokenizeRequest, required=("tokens",), fields={"tokens": {"type": "array", "items": _ID}}),
+    admin.update: Body(admin.UpdateRequest),
     admin.set_log_level: Body(admin.LogLevelRequest),
     embeddings.embeddings: _EMBEDDINGS,
     **dict.fromkeys(embeddings.OF_KINDS.values(), _EMBEDDINGS),

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from maga_transformer.request import Fault, RequestError
 from maga_transformer.server.errors import encode, raw_error
 
-HEAD_BYTES = 64 << 10  # counted by received chunk, so a head within one or two chunks may be longer
-HEAD_SECONDS = 30.0
+HEAD_BYTES = 64 << 10
+HEAD_FIELDS = 256
+_TOO_LONG = ("431 Request Header Fields Too Large", f"a request's head has at most {HEAD_BYTES} bytes and {HEAD_FIELDS} fields")
 
 
 class BoundedHead(HttpToolsProtocol):
-    """One connection. Its timer runs while a head is awaited: from the connection's start, and from a later head's first byte."""
+    """One connection. Its timer runs while a head is awaited: from the connection's start, and from a later head's first byte.
+    `head_seconds`: how long."""
 
-    _head_bytes = 0
+    _head_bytes = _head_fields = 0  # of the parts that are complete
+    _unparsed = 0  # bytes that came since the head began
+    _too_long = False
     _head_timer: asyncio.TimerHandle | None = None
+
+    def __init__(self, *args: Any, head_seconds: float, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
+        self._head_seconds = head_seconds
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -36,18 +45,34 @@ class BoundedHead(HttpToolsProtocol):
         self._end_head()
         super().on_headers_complete()
 
+    def on_url(self, url: bytes) -> None:
+        self._bound(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._head_fields += 1
+        self._bound(len(name) + len(value))
+        super().on_header(name, value)
+
     def data_received(self, data: bytes) -> None:
-        self._head_bytes += len(data)
+        self._unparsed += len(data)
         super().data_received(data)
-        if self._head_timer is not None and self._head_bytes > HEAD_BYTES:
-            self._refuse("431 Request Header Fields Too Large", f"the request's head is larger than {HEAD_BYTES} bytes")
+        if self._head_timer is not None and not self.transport.is_closing() and self._unparsed > HEAD_BYTES:
+            self._refuse(*_TOO_LONG)
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse("400 Bad Request", msg)
+        """Also of what a callback of the parser raised."""
+        self._refuse(*(_TOO_LONG if self._too_long else ("400 Bad Request", msg)))
+
+    def _bound(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > HEAD_BYTES or self._head_fields > HEAD_FIELDS:
+            self._too_long = True
+            raise ValueError("the head is too long")  # ends the parsing
 
     def _begin_head(self) -> None:
-        self._head_bytes = 0
-        self._head_timer = self.loop.call_later(HEAD_SECONDS, self._head_is_late)
+        self._head_bytes = self._head_fields = self._unparsed = 0
+        self._head_timer = self.loop.call_later(self._head_seconds, self._head_is_late)
 
     def _end_head(self) -> None:
         if self._head_timer is not None:
@@ -56,9 +81,9 @@ class BoundedHead(HttpToolsProtocol):
 
     def _head_is_late(self) -> None:
         if self._answering():  # nothing is read while requests sent ahead wait for their turn
-            self._head_timer = self.loop.call_later(HEAD_SECONDS, self._head_is_late)
+            self._head_timer = self.loop.call_later(self._head_seconds, self._head_is_late)
         else:
-            self._refuse("408 Request Timeout", f"the request's head did not come within {HEAD_SECONDS:.0f} s")
+            self._refuse("408 Request Timeout", f"the request's head did not come within {self._head_seconds:g} s (READ_TIMEOUT)")
 
     def _answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete

@@ -138,7 +138,7 @@ async def _jobs(state: State, asked: RawRequest) -> list[Job]:
     if asked.chat is not None:
         prompts = [(await render_chat(state, Conversation(messages=asked.chat))).ids]
     else:
-        prompts = [await encode_text(state, text) for text in asked.prompts or ()]
+        prompts = [await encode_text(state, text, whole=True) for text in asked.prompts or ()]
     grammar = await compiled(state, config.grammar())
     select = [
         await encode_text(state, text, add_special_tokens=False, field="select_tokens_str") for text in config.select_tokens_str

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from maga_transformer.server import admin, anthropic, embeddings, health, kobold, openai, page, raw, responses, status
+from maga_transformer.server.auth import LIVE_PATHS
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -63,10 +64,11 @@ def routes(*, generates: bool) -> list[Route]:
         *(Route("Operating", path, health.ready, ["GET", "POST"]) for path in _HEALTH),
         Route("Operating", "/health_check", health.ready, ["POST"]),
         Route("Operating", "/health/ready", health.ready, ["GET"]),
-        *(Route("Operating", path, health.live, ["GET"]) for path in ("/health/live", "/liveness")),
+        *(Route("Operating", path, health.live, ["GET"]) for path in LIVE_PATHS),
         Route("Operating", "/metrics", status.metrics, ["GET"]),
         Route("Operating", "/version", status.version, ["GET"]),
         Route("Operating", "/openapi.json", status.openapi, ["GET"]),
         Route("Operating", "/server_info", admin.server_info, ["GET"]),
+        Route("RTP-LLM", "/update", admin.update, ["POST"]),
         Route("Operating", "/set_log_level", admin.set_log_level, ["POST"]),
     ]

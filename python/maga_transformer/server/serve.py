@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import logging
 import os
@@ -20,6 +21,7 @@ from maga_transformer.memory import memory_bytes
 from maga_transformer.models.task import GENERATE
 from maga_transformer.runtime import Runtime
 from maga_transformer.server.app import create_app
+from maga_transformer.server.loading import telling_of_the_load
 from maga_transformer.server.log import configure
 from maga_transformer.server.protocol import BoundedHead
 from maga_transformer.startup import load_runtime
@@ -42,14 +44,15 @@ def serve(config: Config) -> None:
     if os.getpid() == 1:  # a container's first process: the kernel drops signals that it has no handler for
         signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
     listener = _bind(config)  # before the weights: a taken port should not cost a load
-    runtime = load_runtime(config)
     _listen(listener, config)
+    with telling_of_the_load(listener, config):
+        runtime = load_runtime(config)
     server = _DrainingServer(
         runtime,
         uvicorn.Config(
             create_app(runtime),
             loop="uvloop",
-            http=BoundedHead,
+            http=functools.partial(BoundedHead, head_seconds=config.read_timeout),  # type: ignore[arg-type]
             ws="none",
             lifespan="on",
             log_config=None,
@@ -141,7 +144,7 @@ def _bind(config: Config) -> socket.socket:
 
 
 def _listen(listener: socket.socket, config: Config) -> None:
-    """Not before the server can answer. Another process may have bound the same port meanwhile; the first to listen keeps it."""
+    """Another process may have bound the same port meanwhile; the first to listen keeps it."""
     try:
         listener.listen(_BACKLOG)
     except OSError as error:
