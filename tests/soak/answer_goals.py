@@ -200,7 +200,7 @@ def bounded(run: Soak) -> str:
     for peak, pages in run.peaks:
         need(peak <= WEIGHTS_MIB + pages + ALLOWED_MIB, f"{peak:.0f} MiB at most, {pages:.0f} of them for pages")
     bodies = {
-        "a prompt beyond the context": {"prompt": "word " * 26_000},
+        "a prompt beyond the context": {"prompt": "word " * 300_000},
         "ids beyond the context": {"prompt": [5] * 60_000},
         "a body beyond the limit": {"prompt": "x" * (5 << 20)},
         "many outputs": {"prompt": "a", "n": 10**6},

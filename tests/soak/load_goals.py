@@ -207,10 +207,10 @@ def cancel(run: Soak) -> str:
         while open_files(server) > files + 2:
             need(time.monotonic() < end, f"{open_files(server)} files are open, {files} were before")
             time.sleep(0.1)
-    # Where outputs grow until they preempt each other, a client cannot choose: it leaves some time.
+    # Where outputs grow until they preempt each other, a client cannot choose its moment.
     with run.server() as server:
         body = {"max_tokens": 120, "n": 4, "ignore_eos": True, "stream": True}
-        asks = [Ask({"prompt": prompt_of(random_, 30), **body}, seconds=random_.uniform(0.05, 0.5)) for _ in range(run.size(50))]
+        asks = [Ask({"prompt": prompt_of(random_, 30), **body}, pieces=random_.randrange(60, 400)) for _ in range(run.size(50))]
         said = say(server, asks, 16)
         preempted = settled(server)["maga_num_preemptions_total"]
         need(preempted > len(asks) / 4, f"only {preempted:.0f} were preempted")
