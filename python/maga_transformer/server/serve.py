@@ -178,6 +178,11 @@ class _DrainingServer(uvicorn.Server):
         if self.started:
             print(self.greeting, flush=True)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if self.force_exit:  # uvicorn leaves this out then, and the lifespan's task would end in a traceback
+            await self.lifespan.shutdown()
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._loop is None or self._runtime.draining:
             self.should_exit = self.force_exit = True
