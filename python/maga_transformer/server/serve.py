@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import os
@@ -141,7 +142,8 @@ class _DrainingServer(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if self.started:
-            print(self.greeting, flush=True)
+            with contextlib.suppress(OSError):  # of a full disk, or a reader that is gone
+                print(self.greeting, flush=True)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._loop is None or self._runtime.draining:
