@@ -117,7 +117,7 @@ class MaskWorker:
             if request.compiled.after:
                 self._queue.ready(mask, self._everything())
                 return None
-            return request.compiled.prototype
+            return request.compiled.prototype.deep_copy()  # others may begin with it in this very step
         output = request.output(mask.output)
         if output.held_off is not None:
             if not self._reached(output, request.compiled.after, mask.last_token):
