@@ -22,7 +22,7 @@ from maga_transformer import __version__
 from maga_transformer.models.task import GENERATE
 from maga_transformer.request import Fault, RequestError
 from maga_transformer.runtime import Runtime
-from maga_transformer.server.auth import Keys
+from maga_transformer.server.auth import Keys, route_path
 from maga_transformer.server.errors import as_request_error, error_response
 from maga_transformer.server.log import RequestRecord, current, log_request
 from maga_transformer.server.metrics import Metrics
@@ -66,7 +66,8 @@ def create_app(runtime: Runtime) -> FastAPI:
     app = FastAPI(title="maga_transformer", version=__version__, lifespan=lifespan, openapi_url=None)
     app.state.maga = state
     for route in table:
-        app.add_api_route(route.path, route.endpoint, methods=list(route.methods))
+        heads = ["HEAD"] if "GET" in route.methods else []  # for probes like `wget --spider`
+        app.add_api_route(route.path, route.endpoint, methods=[*route.methods, *heads])
     app.add_exception_handler(HTTPException, _http_error)
     app.add_middleware(_Door, state=state, tracer=tracer)
     if config.allowed_origins:  # outside of the door: a browser asks before it sends a key, and must be able to read refusals
@@ -125,7 +126,7 @@ class _Door:
                 raise  # the head is out: the server closes the connection, which tells the client
             if not record.reached_the_engine:
                 metrics.rejected(refused.fault)
-            await error_response(refused, scope["path"])(scope, receive, send_with_id)
+            await error_response(refused, route_path(scope))(scope, receive, send_with_id)
         except BaseException:
             record.left = True
             raise
