@@ -94,6 +94,14 @@ def test_without_keys_nothing_is_asked(server):
     )
 
 
+def test_head_where_get_is(server):
+    """Probes like `wget --spider` send it."""
+    for path in ("/", "/health", "/v1/models"):
+        found = server.client.head(server.url + path)
+        assert found.status_code == 200 and not found.content and found.headers["content-length"] == str(len(server.get(path).content))
+    assert server.client.head(server.url + "/v1/completions").status_code == 405
+
+
 def test_the_time_tells_nothing():
     """Of keys with no and with all but one right letters: the difference of the means is within the noise of a shared machine."""
     key = "k" * 40
