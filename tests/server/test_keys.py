@@ -13,7 +13,12 @@ from maga_transformer.server.routes import routes
 
 from .conftest import demo_model, running_server
 
-KEYS = {"MAGA_API_KEY": "sk-canary-7,sk-canary-8", "MAGA_ADMIN_API_KEY": "sk-admin-9", "ALLOWED_ORIGINS": "https://page.example"}
+KEYS = {
+    "MAGA_API_KEY": "sk-canary-7,sk-canary-8",
+    "MAGA_ADMIN_API_KEY": "sk-admin-9",
+    "ALLOWED_ORIGINS": "https://page.example",
+    "ROOT_PATH": "/llm",  # routes are told apart behind a proxy's path too
+}
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +74,7 @@ def test_the_administrators_key(guarded):
 def test_health_is_open(guarded):
     assert guarded.get("/health").status_code == 200
     assert guarded.get("/health/ready").json() == "ok"
+    assert guarded.client.head(guarded.url + "/health").status_code == guarded.client.head(guarded.url + "/").status_code == 200
 
 
 def test_cross_origin(guarded, server):
@@ -86,6 +92,16 @@ def test_without_keys_nothing_is_asked(server):
     assert (
         server.get("/v1/models").status_code == server.get("/server_info").status_code == server.get("/version").status_code == 200
     )
+
+
+def test_head_where_get_is(server):
+    """Probes like `wget --spider` send it."""
+    for path in ("/", "/health", "/v1/models"):
+        found = server.client.head(server.url + path)
+        assert (
+            found.status_code == 200 and not found.content and found.headers["content-length"] == str(len(server.get(path).content))
+        )
+    assert server.client.head(server.url + "/v1/completions").status_code == 405
 
 
 def test_the_time_tells_nothing():

@@ -13,7 +13,15 @@ GET = b"GET / HTTP/1.1\r\nHost: x\r\n"
 
 
 async def app(scope, receive, send):
-    """Answers in two parts, one late."""
+    """Answers in two parts, one late; /echo with the body."""
+    if scope["path"] == "/echo":
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message["body"], message["more_body"]
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
+        await send({"type": "http.response.body", "body": body})
+        return
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
     await send({"type": "http.response.body", "body": b"a", "more_body": True})
     await asyncio.sleep(0.3)
@@ -69,6 +77,23 @@ def test_a_head_that_does_not_come_is_refused(start):
 def test_garbage_is_refused_in_json():
     found = asyncio.run(answer(b"\x16\x03\x01garbage\r\n\r\n"))
     assert found.startswith(b"HTTP/1.1 400 ") and b'"error_code":507' in found
+
+
+UPGRADE = b"POST /echo HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+WHOLE = UPGRADE + b"Content-Length: 7\r\n\r\npayload"
+CHUNKS = UPGRADE + b"Transfer-Encoding: chunked\r\n\r\n3\r\npay\r\n4\r\nload\r\n0\r\n\r\n"
+LAST = b"POST /echo HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 4\r\n\r\nlast"
+
+
+@pytest.mark.parametrize("request_", [WHOLE, CHUNKS], ids=["whole", "chunks"])
+@pytest.mark.parametrize("cut", [None, 20, -9, -3], ids=["uncut", "in the head", "before the body's end", "at the end"])
+def test_a_request_to_upgrade_is_answered_with_its_body(request_, cut):
+    found = asyncio.run(answer(request_[:cut], (request_[cut:] if cut else b"") + request_ + LAST))
+    assert found.count(b"HTTP/1.1 200 OK") == 3 and found.count(b"\r\n\r\npayload") == 2 and found.endswith(b"last")
+
+
+def test_a_proxy_is_not_played():
+    assert asyncio.run(answer(b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
 
 
 def test_long_bodies_and_requests_sent_ahead_are_no_head():

@@ -16,18 +16,18 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route as StarletteRoute
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from maga_transformer.models.task import GENERATE
 from maga_transformer.request import Fault, RequestError
 from maga_transformer.runtime import Runtime
-from maga_transformer.server.auth import Keys
+from maga_transformer.server.auth import Keys, route_path
 from maga_transformer.server.errors import as_request_error, error_response
 from maga_transformer.server.log import RequestRecord, current, log_request
 from maga_transformer.server.metrics import Metrics
 from maga_transformer.server.openapi import document_text
-from maga_transformer.server.routes import Route, routes
+from maga_transformer.server.routes import routes
 from maga_transformer.server.state import State
 from maga_transformer.server.streaming import SEND_BODY, ClientGone
 from maga_transformer.server.tracing import Tracer
@@ -63,7 +63,8 @@ def create_app(runtime: Runtime) -> Starlette:
         runtime.close()
         state.tokenising.shutdown(wait=False, cancel_futures=True)
 
-    app = Starlette(routes=[_route(route) for route in table], exception_handlers={HTTPException: _http_error}, lifespan=lifespan)
+    served = [Route(route.path, route.endpoint, methods=list(route.methods)) for route in table]  # HEAD where GET is, for probes
+    app = Starlette(routes=served, exception_handlers={HTTPException: _http_error}, lifespan=lifespan)
     app.state.maga = state
     app.add_middleware(_Door, state=state, tracer=tracer)
     if config.allowed_origins:  # outside of the door: a browser asks before it sends a key, and must be able to read refusals
@@ -71,12 +72,6 @@ def create_app(runtime: Runtime) -> Starlette:
             CORSMiddleware, allow_origins=config.allowed_origins, allow_methods=["*"], allow_headers=["*"], expose_headers=["*"]
         )
     return app
-
-
-def _route(route: Route) -> StarletteRoute:
-    made = StarletteRoute(route.path, route.endpoint, methods=list(route.methods))
-    made.methods = set(route.methods)  # without the HEAD that comes with a GET: the table says what there is
-    return made
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -128,7 +123,7 @@ class _Door:
                 raise  # the head is out: the server closes the connection, which tells the client
             if not record.reached_the_engine:
                 metrics.rejected(refused.fault)
-            await error_response(refused, scope["path"])(scope, receive, send_with_id)
+            await error_response(refused, route_path(scope))(scope, receive, send_with_id)
         except BaseException:
             record.left = True
             raise

@@ -21,7 +21,12 @@ ADMIN_PATHS = frozenset({"/update", "/set_log_level", "/server_info"})
 
 def is_open(method: str, path: str) -> bool:
     """Whether a route wants no key: health, the page's files, and what a browser asks before it sends one."""
-    return method == "OPTIONS" or path in OPEN_PATHS or (method, path) == ("GET", "/")
+    return method == "OPTIONS" or path in OPEN_PATHS or (method in ("GET", "HEAD") and path == "/")
+
+
+def route_path(scope: Scope) -> str:
+    """The path as routes have it, without ROOT_PATH, which the server puts before it."""
+    return str(scope["path"]).removeprefix(scope.get("root_path", ""))
 
 
 class Keys:
@@ -35,7 +40,7 @@ class Keys:
         """Raises RequestError where the request brings no key that opens its route."""
         if not self._keys and not self._admin:
             return
-        path = scope["path"]
+        path = route_path(scope)
         if is_open(scope["method"], path):
             return
         given = _digest(_given(scope))

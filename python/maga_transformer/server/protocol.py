@@ -1,10 +1,12 @@
-"""uvicorn's HTTP/1.1 with what it leaves open: how long a request's head may be, and how long it may take."""
+"""uvicorn's HTTP/1.1 with what it leaves open: how long a request's head may be, how long it may take, and that a request to speak
+another protocol is answered in this one."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from maga_transformer.request import Fault, RequestError
@@ -43,7 +45,12 @@ class BoundedHead(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._end_head()
-        super().on_headers_complete()
+        if not self.parser.should_upgrade():
+            super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
 
     def on_url(self, url: bytes) -> None:
         self._bound(len(url))
@@ -56,9 +63,27 @@ class BoundedHead(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._unparsed += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._decline_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self.send_400_response("this is no HTTP/1.1 request")
         if self._head_timer is not None and not self.transport.is_closing() and self._unparsed > HEAD_BYTES:
             self._refuse(*_TOO_LONG)
+
+    def _decline_upgrade(self, rest: bytes) -> None:
+        """The parser ended the request at its head, whatever body follows (`rest`, and more to come). So it is read again, as one
+        that does not ask: Java's and curl's clients for HTTP/2 ask with every request and take an answer in HTTP/1.1."""
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            self.send_400_response("this is no proxy")
+            return
+        head = b"%s %s HTTP/%s\r\n" % (method, self.url, self.parser.get_http_version().encode())
+        kept = [b"%s: %s\r\n" % header for header in self.headers if header[0] != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.data_received(head + b"".join(kept) + b"\r\n" + rest)
 
     def send_400_response(self, msg: str) -> None:
         """Also of what a callback of the parser raised."""
