@@ -101,7 +101,7 @@ OPENAI = [  # body over {"prompt": "a"}, a word of the message
     ({"prompt": [1, "a"]}, "prompt[0]=1"),
     ({"prompt": [1] * 1000000}, "maximum context length"),
     ({"max_tokens": 0}, "max_tokens"),
-    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": -2}, "max_tokens"),
     ({"max_tokens": 1.5}, "max_tokens"),
     ({"max_tokens": "5"}, "max_tokens"),
     ({"max_tokens": True}, "max_tokens"),
