@@ -55,6 +55,8 @@ def ask(url: str) -> None:
 
 def main() -> None:
     port = os.environ.get("START_PORT", "8088")
+    if not port.isdecimal() or not 0 < int(port) < 65536:
+        raise SystemExit(f"START_PORT={port}: must be a port from 1 to 65535")
     with socket.socket() as probe:
         if probe.connect_ex(("127.0.0.1", int(port))) == 0:
             raise SystemExit(f"Port {port} is taken; choose another: START_PORT=8089 make demo")

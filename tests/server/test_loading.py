@@ -61,6 +61,18 @@ def test_later_connections_wait_for_the_server(listener):
             assert client.recv(5) == b"hello"
 
 
+def test_connections_that_the_end_cuts_off_are_no_error(listener, caplog):
+    with (
+        socket.create_connection(listener.getsockname(), timeout=20) as silent,
+        socket.create_connection(listener.getsockname(), timeout=20) as answered,
+    ):
+        with telling_of_the_load(listener, Config.without_environment()):
+            answered.sendall(b"GET /health HTTP/1.1\r\n\r\n")
+            assert answered.recv(4096).startswith(b"HTTP/1.1 503")
+        assert not silent.recv(1)
+    assert not caplog.records
+
+
 def test_over_tls(listener, tmp_path):
     authority = trustme.CA()
     authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "cert.pem"))

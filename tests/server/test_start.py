@@ -56,6 +56,12 @@ def test_mistakes(environment, words):
         assert word in result.stderr
 
 
+@pytest.mark.parametrize("port", ["abc", "0", "65536"])
+def test_the_demo_names_a_wrong_port(port):
+    result = start(module="maga_transformer.demo", START_PORT=port)
+    assert result.returncode == 1 and result.stderr == f"START_PORT={port}: must be a port from 1 to 65535\n"
+
+
 def test_a_chat_template_that_does_not_parse(tmp_path):
     file = tmp_path / "broken.jinja"
     for template, word in (("{{ messages }}\n{% if %}", "line 2"), ("{{ messages | shuffle }}", "No filter named 'shuffle'")):

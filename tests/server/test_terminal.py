@@ -76,8 +76,8 @@ def test_vllms_other_flags_are_taken_where_they_ask_for_nothing(tmp_path):
 
 
 def test_complete_in_process_and_by_a_server_say_the_same(server):
-    local = maga("complete", demo_model(), *LIMITS, "--dtype", "fp32", "--max-tokens", "8", text="1 2 3 4\nOne day\n")
-    remote = maga("complete", "--url", server.url + "/v1", "--max-tokens", "8", text="1 2 3 4\nOne day\n")
+    local = maga("complete", demo_model(), *LIMITS, "--dtype", "fp32", "--max-tokens", "8", text="1 2 3 4\n\nOne day\n")
+    remote = maga("complete", "--url", server.url + "/v1", "--max-tokens", "8", text="1 2 3 4\n\nOne day\n")
     assert local.returncode == remote.returncode == 0, local.stderr + remote.stderr
     assert local.stdout == remote.stdout and local.stdout.startswith(" 5 6")
     assert maga("run", server.url, "1 2 3 4", "--max-tokens", "8").stdout == local.stdout.splitlines(True)[0]

@@ -58,10 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _is_users(error: Exception) -> bool:
-    """What the configuration, the checkpoint readers, the core and a server raise about what the user gave them."""
+    """What the configuration, the checkpoint readers, the core, a server and a full disk raise about what the user gave them."""
     from maga_transformer._core import MagaError
     from maga_transformer.request import RequestError
 
-    return isinstance(
-        error, (ConfigError, RequestError, MagaError, FileNotFoundError, IsADirectoryError, PermissionError, ValueError)
-    )
+    return isinstance(error, (ConfigError, RequestError, MagaError, OSError, ValueError))

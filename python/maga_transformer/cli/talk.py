@@ -97,7 +97,10 @@ def complete(
             tell(speaker.complete(prompt, drawing))
             return
         for text in _lines(f"{printable(speaker.name)}: every line is continued; Ctrl-D ends"):
-            tell(speaker.complete(text, drawing))
+            if text:
+                tell(speaker.complete(text, drawing))
+            else:
+                print()  # so that every line of the input has its place in the output
 
 
 @_draws(temperature=0.7)

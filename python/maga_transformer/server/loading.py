@@ -51,6 +51,13 @@ def _tls(config: Config) -> ssl.SSLContext | None:
 
 
 async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        await _tell(reader, writer)
+    except asyncio.CancelledError:  # the load has ended; until Python 3.12 streams log a cancelled task as an error, with a traceback
+        writer.close()
+
+
+async def _tell(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     with contextlib.suppress(OSError, ValueError, asyncio.TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
         head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _PATIENCE_SECONDS)
         target = head.split(b"\r\n", 1)[0].split(b" ")[1].decode("latin-1")
