@@ -89,8 +89,8 @@ class Tokenizer:
         return self._codec.encode(text, add_special_tokens)
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
-        """For each token of `encode(text)` where it begins and ends, in characters; special tokens that are no text are (0, 0). ValueError where
-        the checkpoint's own code does not tell."""
+        """For each token of `encode(text)` where it begins and ends, in characters; special tokens that are no text are (0, 0).
+        ValueError where the checkpoint's own code does not tell."""
         return self._codec.offsets(text)
 
     def opening(self) -> list[int]:
