@@ -57,13 +57,14 @@ def _breakers(value: object) -> object:
 
 
 def _stage(value: object) -> object:
-    return STAGES.index(value.lower()) if isinstance(value, str) and value.lower() in STAGES else value
+    if isinstance(value, str) and value.lower() in STAGES:
+        return STAGES.index(value.lower())
+    if isinstance(value, str) or (isinstance(value, int) and not 0 <= value < len(STAGES)):
+        raise ValueError(f"no stage; valid: 0 to {len(STAGES) - 1}, or {', '.join(STAGES)}")
+    return value
 
 
-def _known(value: list[int]) -> list[int]:
-    for stage in value:
-        if not 0 <= stage < len(STAGES):
-            raise ValueError(f"{stage} is no stage; valid: 0 to {len(STAGES) - 1}, or {', '.join(STAGES)}")
+def _once(value: list[int]) -> list[int]:
     if len(set(value)) < len(value):
         raise ValueError("a stage stands there twice")
     return value
@@ -81,7 +82,9 @@ def _all(value: object) -> object:
 
 
 def _range(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value
+    if not isinstance(value, list) or len(value) != 3 or not isinstance(value[0], list):
+        raise ValueError("must be [[token ids], start, length]")
+    return tuple(value)
 
 
 Place = Annotated[int, Field(ge=0, lt=1 << 31)]
@@ -119,7 +122,7 @@ class SamplerFields(BaseModel):
     custom_token_bans: TokenIds = []
     token_ban_ranges: Annotated[list[BanRange], Field(max_length=1024)] = []
     allowed_token_ids: TokenIds = []
-    sampler_priority: Annotated[list[Annotated[int, BeforeValidator(_stage)]], AfterValidator(_known)] = []
+    sampler_priority: Annotated[list[Annotated[int, BeforeValidator(_stage)]], AfterValidator(_once)] = []
 
     def rare(self) -> dict[str, Any]:
         """Those that say more than their defaults, by the engine's names; breakers are texts still."""

@@ -87,6 +87,17 @@ def test_a_seed_gives_the_same_through_any_batch(odds):
     assert {each.text for each in odds.generate(["Q"] * 40, **fields)} == {alone}
 
 
+def test_a_wrong_stage_or_range_is_told_what_is_valid(odds):
+    for fields, words in (
+        ({"sampler_priority": ["temperature", "top_k"]}, "sampler_priority[1]='top_k': no stage; valid: 0 to 13, or top_p_top_k, "),
+        ({"sampler_priority": [14]}, "sampler_priority[0]=14: no stage"),
+        ({"token_ban_ranges": [[0, 100]]}, "token_ban_ranges[0]=[0, 100]: must be [[token ids], start, length]"),
+    ):
+        with pytest.raises(RequestError) as caught:
+            odds.generate("Q", **fields)
+        assert words in str(caught.value)
+
+
 @pytest.mark.parametrize(
     "fields, name",
     [
@@ -96,7 +107,7 @@ def test_a_seed_gives_the_same_through_any_batch(odds):
         ({"sampler_priority": ["top"]}, "sampler_priority[0]"),
         ({"sampler_priority": [1, 1]}, "sampler_priority"),
         ({"dry_sequence_breakers": "x"}, "dry_sequence_breakers"),
-        ({"token_ban_ranges": [[[1], 0]]}, "token_ban_ranges[0][2]"),
+        ({"token_ban_ranges": [[[1], 0]]}, "token_ban_ranges[0]"),
         ({"custom_token_bans": [10**6]}, "custom_token_bans"),
         ({"num_beams": 2, "temperature": 0.7}, "temperature"),
         ({"num_beams": 2, "xtc_probability": 0.5}, "xtc_probability"),
