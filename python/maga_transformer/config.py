@@ -135,6 +135,9 @@ class Config(BaseModel):
     load_format: Literal["auto", "dummy"] = _setting(
         "auto", "auto: the checkpoint's tensors; dummy: random weights of the shapes that config.json gives"
     )
+    check_weights: Literal["warn", "refuse", "off"] = _setting(
+        "warn", "weights that hold NaN or an infinity: warn names them in the log, refuse ends the start, off does not look"
+    )
     sparse_config_file: str = _setting(
         "", "JSON file that says how the layers of a pruned model differ (layer_head_num, layer_inter_size)"
     )

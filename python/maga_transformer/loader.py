@@ -14,6 +14,7 @@ import numpy.typing as npt
 from maga_transformer import _core
 from maga_transformer.checkpoint import Checkpoint, Source, stored_bytes
 from maga_transformer.formats import Affine, Canonical, Dense, Float8, open_quantized, read_weight
+from maga_transformer.formats.finite import not_finite
 
 log = logging.getLogger(__name__)
 
@@ -31,14 +32,26 @@ def load_weights(
     progress: Progress | None = None,
     workers: int | None = None,
     quantization: str = "",
+    check: str = "off",
 ) -> list[_core.Weight]:
     """Packed weights in the order of program.weights. `progress` hears (bytes done, bytes in all) on this thread. Each of the
     `workers` threads (default: one a usable core) holds one unpacked weight, or one matrix of a stack, at a time, and all together
     at most _MOST_BYTES. What a finished weight was read from is given back, so that the process does not seem to hold the model
     twice. `quantization`: "int8", "int4" or "fp8" rounds the weights of linears that are stored unquantised, but not the
-    vocabulary's and not those of routers; "" leaves them as they are."""
+    vocabulary's and not those of routers; "" leaves them as they are. `check`: what becomes of weights that hold NaN or an
+    infinity: "warn" logs their names, "refuse" raises ValueError with one."""
     checkpoint = open_quantized(checkpoint)
     specs = program.weights
+
+    def read(part: Sequence[str]) -> Canonical:
+        weight = read_weight(checkpoint, list(part))
+        if check != "off" and (where := not_finite(weight)):
+            told = f"{', '.join(part)}: {where} holds a value that is not finite"
+            if check == "refuse":
+                raise ValueError(f"{told} (CHECK_WEIGHTS=warn takes it)")
+            log.warning("%s; outputs that meet it end with an error", told)
+        return weight
+
     rounded = _linears(program) if quantization else set()
     sizes = [stored_bytes(checkpoint, sources) for _, sources, _ in specs]
     held = [max(size, math.prod(shape[-2:])) for size, (_, _, shape) in zip(sizes, specs, strict=True)]  # a byte a code
@@ -54,7 +67,7 @@ def load_weights(
             while waiting and (not pending or under_way + held[waiting[0]] <= _MOST_BYTES):
                 index = waiting.popleft()
                 under_way += held[index]
-                pending[pool.submit(_load, backend, checkpoint, *specs[index], quantization if index in rounded else "")] = index
+                pending[pool.submit(_load, backend, read, *specs[index], quantization if index in rounded else "")] = index
             finished, _ = wait(pending, return_when=FIRST_COMPLETED)
             for future in finished:
                 index = pending.pop(future)
@@ -97,10 +110,15 @@ def _linears(program: _core.Program) -> set[int]:
 
 
 def _load(
-    backend: _core.Backend, checkpoint: Checkpoint, name: str, sources: list[str], shape: list[int], quantization: str
+    backend: _core.Backend,
+    read_part: Callable[[Sequence[str]], Canonical],
+    name: str,
+    sources: list[str],
+    shape: list[int],
+    quantization: str,
 ) -> _core.Weight:
     def read(part: list[str]) -> Canonical:
-        weight = read_weight(checkpoint, part)
+        weight = read_part(part)
         return _quantized(weight, name, quantization) if quantization and isinstance(weight, Dense) else weight
 
     if len(shape) == 3:

@@ -88,7 +88,9 @@ def load_runtime(config: Config) -> Runtime:
 
     bytes_per_second = device.card.bytes_per_second if device.card else memory_bandwidth(_PROBE_MEBIBYTES)
     with loading_progress() as progress:
-        weights = loader.load_weights(backend, program, source, progress=progress, quantization=config.quantization)
+        weights = loader.load_weights(
+            backend, program, source, progress=progress, quantization=config.quantization, check=config.check_weights
+        )
     loader.tell_of_widened(weights)
     if tuned:
         weights += tuned.add_to(program, backend)

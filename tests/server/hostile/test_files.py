@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from ..chain_model import write_chain
 from ..conftest import running_server
+from ..test_start import start
 from . import FILES, LINES
 from .test_numbers import REFUSED
 
@@ -67,12 +68,17 @@ def test_h75_code_of_a_checkpoint_does_not_run(tmp_path):
 @pytest.mark.parametrize("value", [np.nan, np.inf], ids=["NaN", "Inf"])
 @pytest.mark.parametrize("name", ["lm_head.weight", "model.norm.weight", "model.layers.0.mlp.down_proj.weight"])
 def test_h76_weights_that_are_no_numbers(name, value, tmp_path):
-    """No answer is made of them: every output that meets one ends with an error that says so, and is counted."""
+    """They are named at start, and no answer is made of them: every output that meets one ends with an error that says so, and is
+    counted."""
     folder = write_chain(tmp_path / "model", ["Qab"])
     tensors = load_file(folder / "model.safetensors")
     tensors[name].reshape(-1)[5] = value
     save_file(tensors, folder / "model.safetensors")
+    refused = start(CHECKPOINT_PATH=str(folder), START_PORT="0", CHECK_WEIGHTS="refuse")
+    assert refused.returncode == 2 and "Traceback" not in refused.stderr, refused.stderr
+    assert re.search(f"{re.escape(name)}: row [0-9]+ holds a value that is not finite", refused.stderr), refused.stderr
     with running_server(folder) as server:
+        assert any(name in line and "not finite" in line for line in server.lines), server.lines
         for path, body in (
             ("/", {"prompt": "\x02Q", "max_new_tokens": 3}),
             ("/v1/completions", {"prompt": "\x02Q", "logprobs": 2}),
