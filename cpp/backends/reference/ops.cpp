@@ -133,7 +133,7 @@ void round_to_codes(double* x, int64_t count, DType type, float given) {
 void write_pages(LayerPages& layer, Columns k, Columns v, const Step& step) {
   for_each_token(step, [&](int64_t s, int64_t t, int64_t index) {
     const auto [page, slot] = slot_of(step, s, index, layer.page_tokens);
-    layer.write(page, slot, &k.at(t, 0), &v.at(t, 0));
+    layer.write(page, slot, k.row(t), v.row(t));
   });
 }
 

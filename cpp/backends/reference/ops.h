@@ -25,6 +25,7 @@ struct Columns {
   int64_t width = 0;
 
   double& at(int64_t row, int64_t col) const { return first[row * stride + col]; }
+  double* row(int64_t row) const { return width > 0 ? first + row * stride : nullptr; }
   Columns part(int64_t offset, int64_t columns) const { return {first + offset, stride, columns}; }
 };
 
