@@ -98,7 +98,9 @@ def test_head_where_get_is(server):
     """Probes like `wget --spider` send it."""
     for path in ("/", "/health", "/v1/models"):
         found = server.client.head(server.url + path)
-        assert found.status_code == 200 and not found.content and found.headers["content-length"] == str(len(server.get(path).content))
+        assert (
+            found.status_code == 200 and not found.content and found.headers["content-length"] == str(len(server.get(path).content))
+        )
     assert server.client.head(server.url + "/v1/completions").status_code == 405
 
 

@@ -53,7 +53,9 @@ def _tls(config: Config) -> ssl.SSLContext | None:
 async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     try:
         await _tell(reader, writer)
-    except asyncio.CancelledError:  # the load has ended; until Python 3.12 streams log a cancelled task as an error, with a traceback
+    except (
+        asyncio.CancelledError
+    ):  # the load has ended; until Python 3.12 streams log a cancelled task as an error, with a traceback
         writer.close()
 
 

@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import ssl
+import sys
 import time
 from types import FrameType
 
@@ -155,6 +156,14 @@ def _cannot_listen(config: Config, error: OSError) -> ConfigError:
     return ConfigError(f"cannot listen on {config.host}:{config.port} (START_PORT, --port, --host): {error.strerror or error}")
 
 
+def _print(text: str) -> None:
+    """Whoever reads the output may be gone (`| head`), or the disk full: no reason not to serve."""
+    try:
+        print(text, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in the buffer goes there at the exit
+
+
 class _DrainingServer(uvicorn.Server):
     """The first signal lets running requests finish, while /health says "draining"; the second ends at once."""
 
@@ -169,7 +178,7 @@ class _DrainingServer(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if self.started:
-            print(self.greeting, flush=True)
+            _print(self.greeting)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._loop is None or self._runtime.draining:
