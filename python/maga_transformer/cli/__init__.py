@@ -63,7 +63,7 @@ def _open_standard_streams() -> None:
     """Closed ones (`2>&-`) lead nowhere: otherwise the first sockets would have their numbers, and get what is written to them."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode))  # gets the lowest number that is free
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  (gets the lowest number that is free)
 
 
 def _is_users(error: Exception) -> bool:
