@@ -22,6 +22,7 @@ from maga_transformer.measure import memory_bandwidth
 from maga_transformer.memory import available_bytes
 from maga_transformer.models import Family
 from maga_transformer.models.irregular import sparse_keys
+from maga_transformer.models.task import GENERATE
 from maga_transformer.progress import loading_progress
 from maga_transformer.request import RequestError
 from maga_transformer.runtime import Description, Runtime
@@ -170,6 +171,12 @@ def load_runtime(config: Config) -> Runtime:
         whole_prompts=program.whole_prompts,
         prefix=f"{prefix} virtual tokens from {tuned.file}" if tuned else "",
     )
+    foreign = [token for token in sorted(words.eos_ids) if token >= words.vocab_size]
+    if foreign and family.task.kind == GENERATE:
+        raise ConfigError(
+            f"{config.checkpoint_path}: eos_token_id {foreign} lies outside the model's vocabulary of {words.vocab_size} tokens, "
+            "so no answer could end (config.json, generation_config.json, or the tokenizer's files)"
+        )
     runtime = Runtime(config, engine, words, token_bytes, description)
     try:
         runtime.check_stop_words()

@@ -143,6 +143,13 @@ def test_a_port_that_another_listens_on_first_is_named(monkeypatch):
             serve.serve(Config.without_environment(checkpoint_path="x", port=port))
 
 
+def test_an_end_of_text_outside_the_vocabulary_is_named(tmp_path):
+    write_chain(tmp_path, ["ab"])
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 320]}')
+    with pytest.raises(ConfigError, match=r"eos_token_id \[320\] lies outside the model's vocabulary of 320 tokens"):
+        LLM(tmp_path, device="cpu", kv_cache_mem_mb=8)
+
+
 def test_flags():
     result = start("--max_model_len", "9", "--port", "1", "/x", module="maga_transformer.cli")
     assert result.returncode == 2
