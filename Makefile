@@ -16,7 +16,7 @@ INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check --no-build-isol
 # make exports what its command line sets, and the server refuses names of the environment that it does not know.
 unexport MAGA_CUDA MAGA_CUDA_ARCHS
 
-.PHONY: demo test test-arm sanitize soak gpu-test gpu-sanitize gpu-bench first-use test-packages tools install check lint format bench clean
+.PHONY: demo test test-arm sanitize soak gpu-test gpu-sanitize gpu-bench first-use test-packages tools install check lint-tools lint format bench clean
 
 demo: install
 	@echo "== fetching the demo model (98 MB)"
@@ -89,14 +89,17 @@ check:
 	  | $${CXX:-g++} -std=c++20 -fsyntax-only -xc++ - 2>/dev/null \
 	  || { echo "The C++ compiler $${CXX:-g++} is too old: g++ 12 or newer, or clang 15 or newer, is needed"; exit 1; }
 
-lint:
+lint-tools:
+	@test -x $(BIN)/ruff || { echo "The lint tools are not in $(VENV): make test-packages"; exit 1; }
+
+lint: lint-tools
 	@echo "== ruff, mypy, clang-format"
 	@$(BIN)/ruff check python tests benchmarks
 	@$(BIN)/ruff format --check --quiet python tests benchmarks || { echo "Python is not formatted: make format"; exit 1; }
 	@$(BIN)/mypy --python-executable $(BIN)/python
 	@$(BIN)/clang-format --dry-run --Werror $(SOURCES)
 
-format:
+format: lint-tools
 	$(BIN)/ruff check --fix-only --quiet python tests benchmarks
 	$(BIN)/ruff format python tests benchmarks
 	$(BIN)/clang-format -i $(SOURCES)

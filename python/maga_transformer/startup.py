@@ -24,6 +24,7 @@ from maga_transformer.measure import memory_bandwidth
 from maga_transformer.memory import available_bytes
 from maga_transformer.models import Family
 from maga_transformer.models.irregular import sparse_keys
+from maga_transformer.models.task import GENERATE
 from maga_transformer.progress import loading_progress
 from maga_transformer.request import RequestError
 from maga_transformer.runtime import Description, Runtime
@@ -175,6 +176,12 @@ def load_runtime(config: Config) -> Runtime:
         whole_prompts=program.whole_prompts,
         prefix=f"{prefix} virtual tokens from {tuned.file}" if tuned else "",
     )
+    if words.foreign_eos_ids and family.task.kind == GENERATE:
+        outside = f"outside the model's vocabulary of {words.vocab_size} tokens"
+        told = f"{config.checkpoint_path}: eos_token_id {words.foreign_eos_ids}: {outside}"
+        if not words.eos_ids:
+            raise ConfigError(f"{told}, so no answer could end (config.json, generation_config.json, or the tokenizer's files)")
+        log.warning("%s, so none will end an answer", told)
     runtime = Runtime(config, engine, words, token_bytes, description)
     try:
         runtime.check_stop_words()

@@ -1,10 +1,14 @@
-"""Starting: a user's mistake is one line on stderr and status 2, before the port opens."""
+"""Starting: a user's mistake is one line on stderr and status 2, before the port opens; closed streams are no mistake."""
 
+import json
 import os
+import re
 import socket
 import subprocess
 import sys
+import time
 
+import httpx
 import pytest
 from checkpoints import gguf_from_model
 from folders import tiny_model
@@ -13,6 +17,7 @@ from maga_transformer.config import Config, ConfigError
 from maga_transformer.server import serve
 from maga_transformer.tokenizer.bytelevel import LETTER_OF
 
+from .chain_model import write_chain
 from .conftest import demo_model
 
 COMMAND = "maga_transformer.cli"
@@ -97,6 +102,28 @@ def test_ggufs_that_lack_something(tmp_path):
         assert llm.generate("ab", max_new_tokens=2, ignore_eos=True).usage.output_tokens == 2
 
 
+@pytest.mark.parametrize("streams", ["closed", "without a reader"])
+def test_a_server_whose_output_nobody_takes_serves(tmp_path, streams):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    close = "<&- >&- 2>&-" if streams == "closed" else ""
+    server = subprocess.Popen(
+        ["sh", "-c", f'exec "$0" -m maga_transformer.start_server {close}', sys.executable],
+        env={**os.environ, "DEVICE": "cpu", "CHECKPOINT_PATH": str(write_chain(tmp_path, ["ab"])), "START_PORT": str(port)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    server.stdout.close()
+    transport = httpx.HTTPTransport(retries=8)  # 0.5 s, 1 s, 2 s, ... between tries to connect
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", transport=transport, timeout=60) as client:
+        while client.get("/health").status_code == 503:
+            time.sleep(0.1)
+        assert client.post("/", json={"prompt": "a", "max_new_tokens": 1, "top_k": 1}).json()["response"] == "b"
+    server.terminate()
+    assert server.wait(60) == 0
+
+
 def test_a_taken_port_is_named():
     with socket.socket() as taken:
         taken.bind(("0.0.0.0", 0))
@@ -116,6 +143,21 @@ def test_a_port_that_another_listens_on_first_is_named(monkeypatch):
         monkeypatch.setattr(serve, "_bind", lambda config: (bind(config), other.listen())[0])
         with pytest.raises(ConfigError, match=f"{port}.*START_PORT"):
             serve.serve(Config.without_environment(checkpoint_path="x", port=port))
+
+
+def test_an_end_of_text_outside_the_vocabulary_is_named(tmp_path, caplog):
+    write_chain(tmp_path, ["ab"])
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 320]}')
+    with caplog.at_level("WARNING"), LLM(tmp_path, device="cpu", kv_cache_mem_mb=8) as llm:
+        assert llm.generate("a", max_new_tokens=9, temperature=0).text == "b"
+    named = "eos_token_id [320]: outside the model's vocabulary of 320 tokens"
+    assert named in caplog.text
+    for file in ("config.json", "tokenizer_config.json"):
+        config = json.loads((tmp_path / file).read_text())
+        (tmp_path / file).write_text(json.dumps({name: value for name, value in config.items() if "eos" not in name}))
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [320]}')
+    with pytest.raises(ConfigError, match=re.escape(named)):
+        LLM(tmp_path, device="cpu", kv_cache_mem_mb=8)
 
 
 def test_flags():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -43,6 +44,7 @@ def _version(version: Annotated[bool, typer.Option("--version", help="print the 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """A user's mistake ends with one line on stderr and status 2."""
+    _open_standard_streams()
     try:
         app(args=several_names(sys.argv[1:] if arguments is None else arguments))
     except KeyboardInterrupt:
@@ -55,6 +57,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+def _open_standard_streams() -> None:
+    """Closed ones (`2>&-`) lead nowhere: otherwise the first sockets would have their numbers, and get what is written to them."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  (gets the lowest number that is free)
 
 
 def _is_users(error: Exception) -> bool:

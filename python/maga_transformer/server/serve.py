@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import gc
 import logging
@@ -11,6 +10,7 @@ import os
 import signal
 import socket
 import ssl
+import sys
 import time
 from types import FrameType
 
@@ -163,6 +163,14 @@ def _cannot_listen(config: Config, error: OSError) -> ConfigError:
     return ConfigError(f"cannot listen on {config.host}:{config.port} (START_PORT, --port, --host): {error.strerror or error}")
 
 
+def _print(text: str) -> None:
+    """Whoever reads the output may be gone (`| head`), or the disk full: no reason not to serve."""
+    try:
+        print(text, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in the buffer goes there at the exit
+
+
 class _DrainingServer(uvicorn.Server):
     """The first signal lets running requests finish, while /health says "draining"; the second ends at once."""
 
@@ -177,8 +185,7 @@ class _DrainingServer(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if self.started:
-            with contextlib.suppress(OSError):  # of a full disk, or a reader that is gone
-                print(self.greeting, flush=True)
+            _print(self.greeting)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)

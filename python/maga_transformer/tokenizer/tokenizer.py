@@ -39,6 +39,8 @@ class Tokenizer:
         self._templates = dict(templates or {})
         self._keys = ("default", "tool_use")  # of the templates without and with tools
         self.vocab_size = vocab_size or self._codec.size
+        self.eos_ids = frozenset(token for token in special.eos_ids if token < self.vocab_size)
+        self.foreign_eos_ids = sorted(special.eos_ids - self.eos_ids)  # which the model can never draw
 
     def save(self, folder: Path) -> None:
         """As transformers reads it: its files, tokenizer_config.json, and generation_config.json with what ends an answer."""
@@ -57,10 +59,6 @@ class Tokenizer:
     @property
     def bos_id(self) -> int | None:
         return self._special.bos_id
-
-    @property
-    def eos_ids(self) -> frozenset[int]:
-        return self._special.eos_ids
 
     @property
     def unk_id(self) -> int | None:
