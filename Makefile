@@ -16,7 +16,7 @@ INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check --no-build-isol
 # make exports what its command line sets, and the server refuses names of the environment that it does not know.
 unexport MAGA_CUDA MAGA_CUDA_ARCHS
 
-.PHONY: demo test test-arm sanitize soak gpu-test gpu-sanitize gpu-bench test-packages tools install check lint-tools lint format bench clean
+.PHONY: demo test test-arm sanitize soak gpu-test gpu-sanitize gpu-bench first-use test-packages tools install check lint-tools lint format bench clean
 
 demo: install
 	@echo "== fetching the demo model (98 MB)"
@@ -29,6 +29,9 @@ test: test-packages
 	@$(MAKE) --no-print-directory lint
 	@echo "== tests"
 	$(BIN)/python -m pytest tests
+
+first-use: test-packages
+	@$(BIN)/python -m pytest -v tests/server/first_use
 
 # --no-compile: most of these packages' files are never imported, and what is gets compiled then.
 test-packages: install

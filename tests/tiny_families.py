@@ -226,26 +226,28 @@ def baichuan2(folder: Path) -> np.ndarray:
     return logits_of(model)
 
 
+QWEN_NAMES = {
+    "model.layers": "transformer.h",
+    "model.embed_tokens": "transformer.wte",
+    "model.norm": "transformer.ln_f",
+    "input_layernorm": "ln_1",
+    "post_attention_layernorm": "ln_2",
+    "self_attn.o_proj": "attn.c_proj",
+    "mlp.gate_proj": "mlp.w2",
+    "mlp.up_proj": "mlp.w1",
+    "mlp.down_proj": "mlp.c_proj",
+}
+
+
 def qwen(folder: Path) -> np.ndarray:
     model = tiny_model("qwen2", folder, num_key_value_heads=4)
-    names = {
-        "model.layers": "transformer.h",
-        "model.embed_tokens": "transformer.wte",
-        "model.norm": "transformer.ln_f",
-        "input_layernorm": "ln_1",
-        "post_attention_layernorm": "ln_2",
-        "self_attn.o_proj": "attn.c_proj",
-        "mlp.gate_proj": "mlp.w2",
-        "mlp.up_proj": "mlp.w1",
-        "mlp.down_proj": "mlp.c_proj",
-    }
 
     def change(tensors: Tensors) -> Tensors:
         for i in range(3):
             for kind in ("weight", "bias"):
                 parts = [tensors.pop(f"model.layers.{i}.self_attn.{name}_proj.{kind}") for name in "qkv"]
                 tensors[f"model.layers.{i}.attn.c_attn.{kind}"] = torch.cat(parts)
-        return renamed(tensors, names)
+        return renamed(tensors, QWEN_NAMES)
 
     theta = {"rope_parameters": None, "rotary_emb_base": model.config.rope_parameters["rope_theta"], "rotary_pct": 1.0}
     sizes = {"intermediate_size": 2 * TINY["intermediate_size"], "kv_channels": 12, "seq_length": 64, "num_key_value_heads": None}

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <new>
 #include <thread>
+#include <utility>
 
 #include "core/check.h"
 
@@ -117,7 +118,7 @@ void Fault::act_now(Place place) {
   if (fires(Kind::slow, place)) std::this_thread::sleep_for(kSlow);
   if (fires(Kind::disk_full, place)) replace_outputs(open("/dev/full", O_WRONLY | O_CLOEXEC));
   if (fires(Kind::closed_pipe, place)) close_outputs();
-  if (fires(Kind::clock, place)) jump_clock()(left_ % 2 == 0 ? kJump : -kJump);
+  if (fires(Kind::clock, place)) jump_clock()(std::exchange(ahead_, !ahead_) ? -kJump : kJump);
 }
 
 }  // namespace maga

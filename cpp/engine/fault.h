@@ -53,6 +53,7 @@ class Fault {
   Kind kind_ = Kind::none;
   Place place_ = Place::forward;
   int64_t left_ = 0, after_ = 0;
+  bool ahead_ = false;  // the clock
 };
 
 }  // namespace maga

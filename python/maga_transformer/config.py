@@ -122,7 +122,7 @@ class Config(BaseModel):
 
     checkpoint_path: str = _setting(
         "",
-        "folder of Hugging Face, Meta or Megatron-LM, or a GGUF file",
+        "folder of Hugging Face, Meta or Megatron-LM, a GGUF file, or a model of the hub (ORG/NAME, ORG/NAME/FILE.gguf)",
         flags=("--checkpoint-path", "--model"),
         group="The model",
     )
@@ -224,7 +224,10 @@ class Config(BaseModel):
     )
 
     chat_template: str = _setting(
-        "", "file of a chat template (Jinja), or the template itself; empty: the model's own", group="Chats"
+        "",
+        "file of a chat template (Jinja), the template itself, or chatml, llama-2, llama-3, mistral, gemma, vicuna, alpaca, plain; "
+        "empty: the model's own",
+        group="Chats",
     )
     default_chat_template_key: str = _setting("default", "which of the model's named templates conversations without tools take")
     default_tool_use_template_key: str = _setting("tool_use", "which one, if it is there, conversations with tools take")
@@ -487,6 +490,25 @@ def _from_file(file: str) -> Layer:
     if not isinstance(content, dict):
         raise ConfigError(f"config file {file}: a mapping of settings is expected, not {type(content).__name__}")
     return {_resolve(str(key), f" in {file}"): (value, str(key), file) for key, value in content.items()}
+
+
+def hub_cache(environ: Mapping[str, str] | None = None) -> Path:
+    """Where models of the Hugging Face hub are kept, as its own tools have it."""
+    environ = os.environ if environ is None else environ
+    if environ.get("HF_HUB_CACHE"):
+        return Path(environ["HF_HUB_CACHE"]).expanduser()
+    home = environ.get("HF_HOME") or Path(environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    return Path(home, "hub").expanduser()
+
+
+def hub_offline(environ: Mapping[str, str] | None = None) -> bool:
+    environ = os.environ if environ is None else environ
+    return any(environ.get(name, "").strip().lower() in _ON for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
+
+
+def hub_endpoint(environ: Mapping[str, str] | None = None) -> str:
+    environ = os.environ if environ is None else environ
+    return (environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
 
 
 def ineffective_settings(environ: Mapping[str, str] | None = None) -> list[str]:

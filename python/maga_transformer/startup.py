@@ -13,7 +13,9 @@ from typing import Any
 
 from maga_transformer import _core, checkpoint, kv_cache, loader, models, tokenizer
 from maga_transformer.adapters.ptuning import Tuned, find_ptuning, open_ptuning
+from maga_transformer.chat.named_templates import NAMED_TEMPLATES
 from maga_transformer.checkpoint.files import read_json_object
+from maga_transformer.checkpoint.hub import is_hub_name
 from maga_transformer.config import Config, ConfigError
 from maga_transformer.device import Device, compute_dtype, cuda_backend, find_device
 from maga_transformer.explain import stored_formats
@@ -38,7 +40,8 @@ def load_runtime(config: Config) -> Runtime:
     started = time.monotonic()
     if not config.checkpoint_path:
         raise ConfigError(
-            "CHECKPOINT_PATH is not set: name a model's folder or a GGUF file, e.g. CHECKPOINT_PATH=/models/llama.gguf"
+            "CHECKPOINT_PATH is not set: name a model's folder, a GGUF file or a model of the hub, "
+            "e.g. CHECKPOINT_PATH=/models/llama.gguf"
         )
     defaults = sampling_defaults(config.generation_config_path)
     try:
@@ -189,12 +192,14 @@ def load_runtime(config: Config) -> Runtime:
 
 def read_chat_template(setting: str) -> tuple[str, str]:
     """The template, and what to call it in messages."""
+    if setting in NAMED_TEMPLATES:
+        return NAMED_TEMPLATES[setting], f"the template {setting}"
     if "{" in setting:  # no file's name
         return setting, "CHAT_TEMPLATE"
     try:
         return Path(setting).read_text(encoding="utf-8"), setting
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"CHAT_TEMPLATE={setting}: {error}") from None
+        raise ConfigError(f"CHAT_TEMPLATE={setting}: {error}; names: {', '.join(NAMED_TEMPLATES)}") from None
 
 
 def read_sparse_config(path: str) -> dict[str, Any]:
@@ -336,7 +341,9 @@ _SAMPLING_DEFAULTS = (
 
 
 def model_name(path: str) -> str:
-    """A file's name without its ending, or the folder's."""
+    """A file's name without its ending, or the folder's; a model of the hub keeps its whole name."""
+    if is_hub_name(path):
+        return path
     place = Path(path).resolve()
     if place.name == "config.json":
         place = place.parent

@@ -1,11 +1,17 @@
 """What a failing step, a NaN and a missing page cost: the sequences concerned, and nobody else."""
 
+import json
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 from maga_transformer import _core
 from simulation import World, testing
+from soak.clock import jumping_clock
 
 Params = _core.SamplingParams
 pytestmark = pytest.mark.usefixtures("device")
@@ -150,6 +156,42 @@ def test_a_fault_at_any_moment(place):
     failed = [survives(f"memory:{place}:1:{after}", World(pages=24)) for after in range(0, 48)]
     assert not any(failed) if place == "emit" else sum(map(bool, failed)) > 8
     assert survives(f"memory:{place}:5:3", World(pages=24)) > 0 or place == "emit"
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("kind, error", [("disk_full", "No space left on device"), ("closed_pipe", "Broken pipe")])
+def test_outputs_that_take_nothing_are_no_matter_of_the_engine(kind, error, place):
+    saved = [os.dup(output) for output in (1, 2)]
+    try:
+        failed = survives(f"{kind}:{place}:1:2", World(pages=24))
+        with pytest.raises(OSError, match=error):
+            os.write(2, b"x")
+    finally:
+        for output, copy in zip((1, 2), saved, strict=True):
+            os.dup2(copy, output)
+            os.close(copy)
+    assert failed == 0
+
+
+@pytest.fixture(scope="module")
+def jumped(tmp_path_factory):
+    """What clock_that_jumps.py tells of each place; made once, for both devices."""
+    clock = jumping_clock(tmp_path_factory.mktemp("clock"))
+    if clock is None:
+        pytest.skip("no C compiler to build a clock that jumps")
+    folder = Path(__file__).parent
+    paths = os.pathsep.join([*sys.path, str(folder), str(folder.parent)])
+    command = [sys.executable, str(folder / "clock_that_jumps.py"), *PLACES]
+    child = subprocess.run(
+        command, env={**os.environ, "LD_PRELOAD": str(clock), "PYTHONPATH": paths}, capture_output=True, text=True
+    )
+    assert child.returncode == 0, child.stderr
+    return json.loads(child.stdout)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_wall_clock_that_jumps_ends_no_request(place, jumped):
+    assert jumped[place] == {"right": True, "hours": 1}
 
 
 @pytest.mark.parametrize("turns", [0, 1, 4])

@@ -1,11 +1,14 @@
 """Writes models of transformers as Megatron-LM does: its names, its order of rows, cut over tensor and pipeline ranks."""
 
 import argparse
+import itertools
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 Tensors = dict[str, torch.Tensor]
 
@@ -55,6 +58,45 @@ def llama_layers(model: torch.nn.Module) -> list[Tensors]:
                     found[f"{role}.{kind}"] = state[f"model.layers.{i}.{module}.{kind}"]
         layers.append(found)
     return layers
+
+
+def moe_layers(folder: Path, model: torch.nn.Module) -> list[Tensors]:
+    """As llama_layers, with router, experts.E.<role> and shared.<role>, by the names that the folder's file has."""
+    state, layers = load_file(folder / "model.safetensors"), llama_layers(model)
+    roles = {"w1": "gate", "w3": "up", "w2": "down", "gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
+    for name, tensor in state.items():
+        if expert := re.fullmatch(r"model\.layers\.(\d+)\.\w+\.experts\.(\d+)\.(\w+)\.weight", name):
+            layers[int(expert[1])][f"experts.{expert[2]}.{roles[expert[3]]}.weight"] = tensor
+        elif router := re.fullmatch(r"model\.layers\.(\d+)\.\w+\.gate\.weight", name):
+            layers[int(router[1])]["router.weight"] = tensor
+        elif shared := re.fullmatch(r"model\.layers\.(\d+)\.mlp\.shared_expert\.(\w+)\.weight", name):
+            layers[int(shared[1])][f"shared.{roles[shared[2]]}.weight"] = tensor
+        elif score := re.fullmatch(r"model\.layers\.(\d+)\.mlp\.shared_expert_gate\.weight", name):
+            layers[int(score[1])]["shared_router.weight"] = tensor
+    return layers
+
+
+def rank_experts(layer: Tensors, rank: int, ranks: int, expert_rank: int, expert_ranks: int, grouped: bool) -> Tensors:
+    """What a layer has beside `rank_layer`, under Megatron-Core's names: the experts of a rank are numbered from 0."""
+    found = {"mlp.router.weight": layer["router.weight"]} if "router.weight" in layer else {}
+    if "shared_router.weight" in layer:
+        found["mlp.shared_experts.gate_weight"] = layer["shared_router.weight"]
+    numbers = sorted({int(name.split(".")[1]) for name in layer if name.startswith("experts.")})
+    local = len(numbers) // expert_ranks
+    names = {f"experts.{number}": number % local for number in numbers if number // local == expert_rank} if numbers else {}
+    for own, index in {**names, **({"shared": -1} if "shared.up.weight" in layer else {})}.items():
+        gate, up, down = (layer[f"{own}.{role}.weight"] for role in ("gate", "up", "down"))
+        for module, tensor in (
+            ("linear_fc1", torch.cat([gate.chunk(ranks)[rank], up.chunk(ranks)[rank]])),
+            ("linear_fc2", down.chunk(ranks, 1)[rank]),
+        ):
+            if index < 0:
+                found[f"mlp.shared_experts.{module}.weight"] = tensor
+            elif grouped:
+                found[f"mlp.experts.{module}.weight{index}"] = tensor
+            else:
+                found[f"mlp.experts.local_experts.{index}.{module}.weight"] = tensor
+    return found
 
 
 def qkv_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, head_dim: int, version: float) -> torch.Tensor:
@@ -113,6 +155,8 @@ def write_megatron(
     ranks: int = 1,
     stages: int = 1,
     virtual: int = 1,
+    experts: int = 1,
+    grouped: bool = False,
     version: float | None = 3.0,
     args: dict[str, Any] | None = None,
     nest: Callable[[Tensors], dict[str, Any]] | None = None,
@@ -123,7 +167,7 @@ def write_megatron(
     chunks = stages * virtual
     per_chunk = -(-len(layers) // chunks)
     for stage in range(stages):
-        for rank in range(ranks):
+        for rank, expert in itertools.product(range(ranks), range(experts)):
             models = []
             for part in range(virtual):
                 chunk = part * stages + stage
@@ -134,6 +178,8 @@ def write_megatron(
                     ).items():
                         base, _, kind = role.rpartition(".")
                         flat[f"layers.{local}.{names[base]}.{kind}"] = tensor
+                    for name, tensor in rank_experts(layer, rank, ranks, expert, experts, grouped).items():
+                        flat[f"layers.{local}.{name}"] = tensor
                 if chunk == 0:
                     flat["embedding.word_embeddings.weight"] = padded(outside["embedding"], ranks).chunk(ranks)[rank]
                     if "positions" in outside:
@@ -155,7 +201,8 @@ def write_megatron(
             if args is not None:
                 content["args"] = argparse.Namespace(**args)
             content["rng_state"] = [{"python": torch.Generator, "when": Path("x")}]  # classes that no reader needs
-            where = folder / (f"mp_rank_{rank:02d}" if stages == 1 else f"mp_rank_{rank:02d}_{stage:03d}")
+            name = f"mp_rank_{rank:02d}" + (f"_{stage:03d}" if stages > 1 else "") + (f"_{expert:03d}" if experts > 1 else "")
+            where = folder / name
             file = where / "model_optim_rng.pt" if place is None else place(rank, stage)
             file.parent.mkdir(parents=True, exist_ok=True)
             torch.save(content, file)

@@ -3,13 +3,15 @@ give is what the unpruned model of transformers gives when all that is taken out
 
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 import pytest
+import tiny_families
 import torch
 from checkpoints import write_gguf
 from folders import edit_config, tiny_model
@@ -76,6 +78,17 @@ CASES: dict[str, tuple[Modules, dict[str, Any]]] = {
     "gpt2": (Modules("transformer.h.{}.", "attn.c_proj", "mlp.c_proj", ("mlp.c_fc",), fused="attn.c_attn", transposed=True), {}),
     "bloom": (BLOOM, {}),
     "mpt": (Modules("transformer.blocks.{}.", "attn.out_proj", "ffn.down_proj", ("ffn.up_proj",), fused="attn.Wqkv"), {}),
+    "gemma": (LLAMA, {"head_dim": 16}),
+    "gemma3": (LLAMA, {"head_dim": 16, "sliding_window": 8, "sliding_window_pattern": 2}),
+    "cohere2": (LLAMA, {"head_dim": 12, "sliding_window": 8, "sliding_window_pattern": 2}),
+    "olmo": (LLAMA, {}),
+    "nemotron": (Modules("model.layers.{}.", "self_attn.o_proj", "mlp.down_proj", ("mlp.up_proj",)), {}),
+    "glm": (replace(PHI3, fused=""), {"head_dim": 16, "pad_token_id": 0}),
+    "glm4": (replace(PHI3, fused=""), {"head_dim": 16, "pad_token_id": 0}),
+    "gpt_bigcode": (
+        Modules("transformer.h.{}.", "attn.c_proj", "mlp.c_proj", ("mlp.c_fc",), fused="attn.c_attn"),
+        {"num_key_value_heads": 1, "n_inner": 80},
+    ),
     "falcon": (BLOOM, {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
 }
 
@@ -190,7 +203,72 @@ def test_logits(case: str, tmp_path: Path) -> None:
     program = check(tmp_path, expected).program
     check(tmp_path, expected, _core.cpu_backend(threads=1, quantize_activations=False))
     assert len(program.cache_layers) == LAYERS - 1  # one has no attention
-    assert len({kv_heads for kv_heads, _, _ in program.cache_layers}) == 2
+    counts = {kv_heads for kv_heads, _, _ in program.cache_layers}
+    assert len(counts) == min(2, max(counts))
+
+
+def fuse(name: str, *, by_group: int = 0) -> Callable[[Tensors], Tensors]:
+    """q, k and v of each layer that has them in one tensor; `by_group`: the head size, where it is a run of each for a KV head."""
+
+    def change(tensors: Tensors) -> Tensors:
+        for i in range(LAYERS):
+            for kind in ("weight", "bias"):
+                module = f"model.layers.{i}.self_attn"
+                if f"{module}.q_proj.{kind}" in tensors:
+                    parts = [tensors.pop(f"{module}.{part}_proj.{kind}") for part in "qkv"]
+                    if by_group:
+                        groups = len(parts[1]) // by_group
+                        parts = [torch.cat([part.reshape(groups, -1, *part.shape[1:]) for part in parts], 1).flatten(0, 1)]
+                    tensors[f"{module}.{name}.{kind}"] = torch.cat(parts)
+        return tensors
+
+    return change
+
+
+LL_NAMES = {"model_type": None, "num_key_value_heads": None}
+RELAID: dict[str, tuple[str, dict[str, Any], Callable[[Tensors], Tensors], dict[str, str], dict[str, Any]]] = {
+    "baichuan": ("llama", {"num_key_value_heads": 4}, fuse("W_pack"), {}, {"architectures": ["BaiChuanForCausalLM"], **LL_NAMES}),
+    "internlm2": (
+        "llama",
+        {},
+        fuse("wqkv", by_group=12),
+        tiny_families.INTERNLM2_NAMES,
+        {"architectures": ["InternLM2ForCausalLM"], "model_type": None, "bias": False},
+    ),
+    "qwen": (
+        "qwen2",
+        {"num_key_value_heads": 4},
+        fuse("c_attn"),
+        {**tiny_families.QWEN_NAMES, "self_attn": "attn"},
+        {"architectures": ["QWenLMHeadModel"], **LL_NAMES, "intermediate_size": 160, "kv_channels": 12, "seq_length": 64},
+    ),
+    "chatglm": (
+        "glm",
+        {"head_dim": 16, "pad_token_id": 0},
+        fuse("query_key_value"),
+        tiny_families.CHATGLM_NAMES,
+        {
+            "architectures": ["ChatGLMModel"],
+            "model_type": None,
+            **tiny_families.CHATGLM,
+            "num_layers": LAYERS,
+            "multi_query_attention": True,
+            "multi_query_group_num": 2,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("case", RELAID)
+def test_families_that_transformers_lacks(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, settings, change, names, config = RELAID[case]
+    monkeypatch.setitem(CASES, kind, (CASES[kind][0], settings))
+    expected = prune(kind, tmp_path)
+    theta = json.loads((tmp_path / "config.json").read_text())["rope_parameters"]["rope_theta"]
+    if case == "qwen":
+        config = {**config, "rotary_emb_base": theta, "layer_norm_epsilon": 1e-5, "rope_parameters": None}
+    tiny_families.relay(tmp_path, lambda tensors: tiny_families.renamed(change(tensors), names), **config)
+    assert len(check(tmp_path, expected).program.cache_layers) == LAYERS - 1
 
 
 @pytest.mark.parametrize("case", ["llama", "qwen3"])

@@ -11,7 +11,7 @@ from folders import tiny_model
 from maga_transformer import _core
 from maga_transformer.checkpoint import Checkpoint, open_checkpoint
 from maga_transformer.models import build_program
-from megatron import CORE, LEGACY, OLD, PAI, Tensors, llama_layers, nest_legacy, write_megatron
+from megatron import CORE, LEGACY, OLD, PAI, Tensors, llama_layers, moe_layers, nest_legacy, write_megatron
 from runner import Runner
 
 IDS = np.random.default_rng(1).integers(0, 96, 40).tolist()
@@ -108,6 +108,60 @@ def test_qwen3_core(ranks: int, stages: int, tmp_path: Path) -> None:
     write(model, tmp_path / "m" / "release", CORE, ranks=ranks, stages=stages)
     (tmp_path / "m" / "latest_checkpointed_iteration.txt").write_text("release")
     assert check(tmp_path / "m", expected(model)).config["tie_word_embeddings"] is True
+
+
+MOE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
+MOE_CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "mixtral": (
+        {"sliding_window": None, "num_local_experts": 8, "num_experts_per_tok": 3},
+        {"moe_router_topk": 3, "moe_ffn_hidden_size": 80},
+    ),
+    "qwen2_moe": (
+        {**MOE, "shared_expert_intermediate_size": 56, "norm_topk_prob": False},
+        {
+            "moe_router_topk": 3,
+            "moe_ffn_hidden_size": 40,
+            "moe_shared_expert_intermediate_size": 56,
+            "moe_router_pre_softmax": True,
+        },
+    ),
+    "qwen3_moe": (
+        {**MOE, "head_dim": 16, "norm_topk_prob": True, "mlp_only_layers": [1]},
+        {"moe_router_topk": 3, "moe_ffn_hidden_size": 40},
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "stages", "experts", "grouped"),
+    [(1, 1, 1, False), (1, 1, 4, True), (2, 1, 2, False), (1, 2, 2, True), (2, 2, 4, False)],
+)
+@pytest.mark.parametrize("case", MOE_CASES)
+def test_experts(case: str, ranks: int, stages: int, experts: int, grouped: bool, tmp_path: Path) -> None:
+    """`experts`: ranks, of which each has some of them; `grouped`: whether one module holds those of a rank."""
+    settings, args = MOE_CASES[case]
+    model = tiny_model(case, tmp_path / "hf", num_hidden_layers=4, **settings)
+    own = {
+        **args_of(model, num_experts=8, moe_router_score_function="softmax", **args),
+        "tensor_model_parallel_size": ranks,
+        "pipeline_model_parallel_size": stages,
+        "expert_model_parallel_size": experts,
+    }
+    cut = {"ranks": ranks, "stages": stages, "experts": experts, "grouped": grouped}
+    sizes = {"head_dim": own["kv_channels"], "kv_heads": model.config.num_key_value_heads, "args": own}
+    layers = moe_layers(tmp_path / "hf", model)
+    write_megatron(tmp_path / "m", layers, outside(model), CORE, **sizes, **cut)
+    checkpoint = check(tmp_path / "m", expected(model))
+    assert checkpoint.config["architectures"] == model.config.architectures
+    if experts > 1:
+        last = sorted((tmp_path / "m").glob("mp_rank_*"))[-1]
+        last.rename(tmp_path / "last")
+        with pytest.raises(FileNotFoundError, match=r"expert rank \d, of pipeline stage \d is missing|of the 8 experts"):
+            open_checkpoint(str(tmp_path / "m"))
+    if case == "mixtral":
+        write_megatron(tmp_path / "n", layers, outside(model), CORE, **{**sizes, "args": {**own, "moe_router_pre_softmax": True}})
+        with pytest.raises(ValueError, match="moe_router_pre_softmax=True is not supported"):
+            open_checkpoint(str(tmp_path / "n"))
 
 
 def test_norms_fused_into_the_linears(tmp_path: Path) -> None:
@@ -307,7 +361,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ({"num_experts": 8}, r"args: num_experts=8 is not supported"),
+        ({"num_experts": 8}, r"args: num_experts=8 is not supported without Megatron-Core's mlp\.router"),
         ({"normalization": "DyT"}, r"args: normalization='DyT' is not supported"),
         ({"apply_layernorm_1p": True}, "apply_layernorm_1p=True is not supported"),
         ({"num_layers": None}, "config has no key num_hidden_layers"),

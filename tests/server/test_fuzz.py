@@ -138,7 +138,8 @@ def test_random_bodies(fuzzed, path, request):
         content = json.dumps(body)  # infinities too, as no JSON has them
         code, kind, told = connection.post(path, content.encode())
         tally.add(code)
-        assert code < 500 and b"internal" not in told, (content, told)
+        late = code == 504 and "timeout_ms" in content  # the time that the body itself allows
+        assert (code < 500 or late) and b"internal" not in told, (content, told)
         if kind == "text/event-stream":
             assert code == 200, (content, told)
         else:
@@ -147,5 +148,5 @@ def test_random_bodies(fuzzed, path, request):
 
     ask()
     tally.show(path)
-    assert set(tally) <= {200, 400, 404}, tally
+    assert set(tally) <= {200, 400, 404, 504}, tally
     assert tally[200] or path not in GENERATE, tally

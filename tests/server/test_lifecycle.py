@@ -101,6 +101,10 @@ def test_metrics_count_every_request(server):
     assert grown('maga_request_rejected_total{reason="parameter"}') == 1
     assert grown("maga_e2e_request_latency_seconds_count") == 4
     assert grown("maga_request_generation_tokens_sum") == grown("maga_generation_tokens_total")
+    assert grown("maga_http_requests_received_total") == 5
+    for outcome, count in (("finished", 3), ("rejected", 1), ("failed", 1), ("cancelled", 0)):
+        assert grown(f'maga_http_requests_answered_total{{outcome="{outcome}"}}') == count
+    assert grown('maga_requests_ended_total{end="finished"}') == 3 and grown('maga_requests_ended_total{end="failed"}') == 1
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import re
 
 import openai
 import pytest
@@ -340,3 +341,24 @@ def test_64_streams_at_once(server, model):
 
     together, alone = asyncio.run(ask_all())
     assert together[:6] == alone
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/completions", {"prompt": '1. "a"\n2. "b"\n3. "c"\n', "max_tokens": 16}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": 'Repeat: "a"\n"b"'}], "max_tokens": 6}),
+    ],
+)
+def test_events_from_prepared_parts_are_those_made_whole(server, path, asked):
+    """An event that tells of text alone is put together from parts; one with token ids is encoded as a whole."""
+
+    def events(**more):
+        body = {**asked, "temperature": 0, "stream": True, "stream_options": {"include_usage": True}, **more}
+        with server.stream(path, body) as answer:
+            told = answer.read().decode()
+        told = re.sub(r'"id":"[^"]*"|"created":\d+|,"(prompt_)?token_ids":\[[\d,]*\]|"cached_tokens":\d+', "", told)
+        return told.split("\n\n")
+
+    prepared, whole = events(), events(return_token_ids=True)
+    assert prepared == whole and len(prepared) > asked["max_tokens"] and "\\" in "".join(prepared)

@@ -63,7 +63,8 @@ def test_health_follows_the_engine_and_the_watchdog_names_the_place(stalling):
     assert wait_for(lambda: stalling.get("/health").json() == "ok")
     stalls = next(line for line in stalling.lines if "phase run" in line)
     told = json.loads(stalls)
-    assert told["level"] == "CRITICAL" and "1 running, 0 waiting" in told["message"] and "thread MainThread:" in told["message"]
+    assert told["level"] == "CRITICAL" and "thread MainThread:" in told["message"]
+    assert re.search("1 running, 0 waiting|0 running, 1 waiting", told["message"])  # as after the last step, or before the first
     assert stalling.gauges()["vllm:watchdog_stalls_total"] >= 1
 
 

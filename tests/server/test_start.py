@@ -180,7 +180,7 @@ def test_run_and_explain():
 
 def test_importing_the_package_is_light():
     """The engine, the server and the terminal come when they are used."""
-    heavy = "('numpy', 'fastapi', 'torch', 'typer')"
+    heavy = "('numpy', 'starlette', 'torch', 'typer')"
     code = f"import sys, maga_transformer, maga_transformer.start_server; print([m for m in {heavy} if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
 

@@ -14,12 +14,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 sys.path[:0] = [str(pathlib.Path(__file__).parents[1])]
-import answer_goals  # noqa: E402
-import fault_goals  # noqa: E402
-import hostile_goals  # noqa: E402
-import load_goals  # noqa: E402
-from load import write_model  # noqa: E402
-from run import Missed, Soak  # noqa: E402
+from soak import answer_goals, fault_goals, hostile_goals, load_goals  # noqa: E402
+from soak.load import write_model  # noqa: E402
+from soak.run import Missed, Soak  # noqa: E402
 
 # Of one server, one after another: number, function.
 SHARED: dict[str, tuple[str, Callable[..., str]]] = {

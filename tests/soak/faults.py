@@ -15,12 +15,12 @@ ELSEWHERE = {
 }
 # Where a stall is said to be, by the loop's phases.
 PHASES = {
-    "admit": "admit",
-    "allocate": "plan",
-    "forward": "run",
-    "sample": "choose",
-    "commit": "commit",
-    "emit": "emit",
+    "admit": ("admit", "plan"),
+    "allocate": ("plan",),
+    "forward": ("run",),
+    "sample": ("choose",),
+    "commit": ("commit",),
+    "emit": ("emit",),
 }
 ERRORS = {"throw": "injected fault", "memory": "bad_alloc", "nan": "non-finite logits"}
 

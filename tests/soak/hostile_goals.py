@@ -12,8 +12,8 @@ import sys
 import threading
 from pathlib import Path
 
-from run import Soak, need, settled
 from server.conftest import ServerProcess
+from soak.run import Soak, need, settled
 
 NAMES = ["prompt", "max_tokens", "n", "stop", "temperature", "top_p", "logit_bias", "seed", "generate_config", "messages", "stream"]
 ATOMS = [None, True, -1, 0, 2**31, 2**63, 1e308, "", "\0", "\ud800", "a" * 5000, [], {}, [[]], [None], {"a": {}}, [-1], "NaN"]

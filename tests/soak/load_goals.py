@@ -9,9 +9,9 @@ from collections.abc import Awaitable
 from pathlib import Path
 
 import orjson
-from load import Ask, Said, draw, prompt_of
-from run import Soak, all_well, go, memory, need, open_files, same, say, settled
 from server.conftest import ServerProcess
+from soak.load import Ask, Said, draw, prompt_of
+from soak.run import Soak, all_well, go, memory, need, open_files, same, say, settled
 
 _TICKS = 20  # a second
 
@@ -33,9 +33,10 @@ def soak(run: Soak, server: ServerProcess) -> str:
     same(whole[::50], alone, "alone")
     run.said += alone
     gauges = settled(server)
-    grown = sizes[-1] - sizes[0]
-    slope = grown / (each * (rounds - 1)) * 10_000
-    need(slope < 1 or grown < 4, f"memory grew by {grown:.1f} MiB, {slope:.1f} a 10,000 requests: {sizes}")
+    first = 0 if run.scale >= 10 else rounds // 2  # of few requests, half go by before caches and allocators have settled
+    grown = sizes[-1] - sizes[first]
+    slope = grown / (each * (rounds - 1 - first)) * 10_000
+    need(slope < 1 or grown < 2, f"memory grew by {grown:.1f} MiB, {slope:.1f} a 10,000 requests: {sizes}")
     left = sum(one.left for one in said)
     need(left > 0.2 * len(said), f"only {left} of {len(said)} clients left")
     preempted, evicted = (
@@ -47,7 +48,7 @@ def soak(run: Soak, server: ServerProcess) -> str:
     need(grammars >= 500 * len(said) / 200_000, f"only {grammars} grammars")
     return (
         f"{len(said)} requests, {left} left, {preempted:.0f} preemptions, {evicted:.0f} evictions, {grammars} grammars, "
-        f"{len(alone)} as alone, memory {grown:+.1f} MiB after the first tenth; adapters: not there yet"
+        f"{len(alone)} as alone, memory {grown:+.1f} MiB after the first {each * (first + 1)}; adapters: not there yet"
     )
 
 
@@ -133,7 +134,7 @@ def overload(run: Soak) -> str:
     need(p99 <= 0.1 + late, f"99 of 100 refusals take up to {1e3 * p99:.0f} ms; the machine withheld {1e3 * late:.0f} ms")
     return (
         f"{in_time(usual)} of {len(usual)} answered in time at capacity, {in_time(said)} of {len(said)} at ten times that; "
-        f"{len(refused)} refused with Retry-After, p99 {1e3 * p99:.0f} ms (the machine withheld {1e3 * late:.0f}); idle after 5 s"
+        f"{len(refused)} refused with Retry-After, p99 {1e3 * p99:.0f} ms (the machine withheld {1e3 * late:.0f}); then idle"
     )
 
 
@@ -141,14 +142,13 @@ def overload(run: Soak) -> str:
 STATES: dict[str, tuple[dict[str, object], tuple[int, tuple[float, float]], float]] = {
     "amid the head": ({}, (-1, (0.0, 0.1)), 0.02),
     "amid the body": ({}, (-1, (0.0, 0.1)), 0.6),
-    "tokenising": ({"prompt": "word " * 100_000}, (-1, (0.0, 0.05)), 1.0),
+    "tokenising": ({"prompt": "word " * 10_000}, (-1, (0.0, 0.05)), 1.0),
     "queued": ({"priority": 1000}, (-1, (0.1, 0.5)), 1.0),
     "in prefill": ({}, (-1, (0.0, 0.6)), 1.0),
     "in a chunk": ({"long": True}, (-1, (0.5, 1.5)), 1.0),
     "amid the text": ({}, (2, (0.0, 0.0)), 1.0),
     "with the last token": ({"max_tokens": 3}, (2, (0.0, 0.0)), 1.0),
     "forked": ({"n": 4}, (1, (0.0, 0.0)), 1.0),
-    "preempted": ({"long": True, "n": 4}, (-1, (1.0, 3.0)), 1.0),
 }
 
 
@@ -165,7 +165,7 @@ def cancel(run: Soak) -> str:
         async def leave(state: str) -> None:
             fields, (pieces, (least, most)), share = STATES[state]
             fields = {"max_tokens": 100, "ignore_eos": True, "stream": True, **fields}
-            length = 180 if fields.pop("long", False) else 62  # three tokens more need another page
+            length = 180 if fields.pop("long", False) else 30
             fields.setdefault("prompt", prompt_of(random_, length))
             body = orjson.dumps(fields)
             head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
@@ -194,22 +194,28 @@ def cancel(run: Soak) -> str:
 
         asyncio.run(all_of_them())
         started = time.monotonic()
-        after = settled(server)
+        after = settled(server, 10)
         seconds = time.monotonic() - started
         grown = {name: after[name] - before[name] for name in after if name in before}
         cancelled = grown['maga_http_requests_answered_total{outcome="cancelled"}']
         aborted = grown['maga_request_success_total{finished_reason="abort"}']
         finished = grown['maga_http_requests_answered_total{outcome="finished"}']
-        preempted = grown["maga_num_preemptions_total"]
         each = len(states) / len(STATES)
-        need(preempted > 0, "nothing was preempted")
         need(cancelled >= 6 * each, f"only {cancelled:.0f} of {len(states)} requests are known to have been left")
         need(finished <= 2 * each, f"{finished:.0f} of {len(states)} requests finished, though their clients were gone")
         end = time.monotonic() + 10
         while open_files(server) > files + 2:
             need(time.monotonic() < end, f"{open_files(server)} files are open, {files} were before")
             time.sleep(0.1)
+    # Where outputs grow until they preempt each other, a client cannot choose its moment.
+    with run.server() as server:
+        body = {"max_tokens": 120, "n": 4, "ignore_eos": True, "stream": True}
+        asks = [Ask({"prompt": prompt_of(random_, 30), **body}, pieces=random_.randrange(60, 400)) for _ in range(run.size(50))]
+        said = say(server, asks, 16)
+        preempted = settled(server)["maga_num_preemptions_total"]
+        need(preempted > len(asks) / 4, f"only {preempted:.0f} were preempted")
     return (
-        f"{len(states)} clients left in {len(STATES)} states: {cancelled:.0f} requests and {aborted:.0f} outputs cancelled, "
-        f"{preempted:.0f} preemptions; no page, task or socket held {seconds:.1f} s later, at steps of half a second"
+        f"{len(states)} clients left in {len(STATES)} states: {cancelled:.0f} requests and {aborted:.0f} outputs cancelled; "
+        f"no page, task or socket held {seconds:.1f} s later, at steps of half a second; {sum(one.left for one in said)} left amid "
+        f"{preempted:.0f} preemptions: no page held"
     )

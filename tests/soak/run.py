@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from load import Ask, Client, Said
 from server.conftest import ServerProcess, running_server
+from soak.load import Ask, Client, Said
 
 Result = TypeVar("Result")
 

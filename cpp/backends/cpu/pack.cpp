@@ -37,13 +37,21 @@ bool fits_half(const Tensor& tensor) {
   return true;
 }
 
-// Copies (rows, cols) into panels: element (row, col) to [row / 16][col][row % 16], with `panel_stride` elements a panel.
+// Writes get(row, col) of (rows, cols) to [row / 16][col][row % 16], with `panel_stride` elements a panel.
+template <typename T, typename Get>
+void fill_panels(int64_t rows, int64_t cols, T* to, int64_t panel_stride, Get get) {
+  constexpr int64_t kColumns = (16 << 10) / (kPanelRows * sizeof(T));  // whose part of a panel stays in the L1 cache
+  for (int64_t first = 0; first < rows; first += kPanelRows)
+    for (int64_t begin = 0; begin < cols; begin += kColumns)
+      for (int64_t row = first; row < std::min<int64_t>(first + kPanelRows, rows); ++row) {
+        T* panel = to + first / kPanelRows * panel_stride + row % kPanelRows;
+        for (int64_t col = begin; col < std::min(begin + kColumns, cols); ++col) panel[col * kPanelRows] = get(row, col);
+      }
+}
+
 template <typename T>
 void interleave(const T* from, int64_t rows, int64_t cols, T* to, int64_t panel_stride) {
-  for (int64_t row = 0; row < rows; ++row) {
-    T* panel = to + row / kPanelRows * panel_stride + row % kPanelRows;
-    for (int64_t col = 0; col < cols; ++col) panel[col * kPanelRows] = from[row * cols + col];
-  }
+  fill_panels(rows, cols, to, panel_stride, [&](int64_t row, int64_t col) { return from[row * cols + col]; });
 }
 
 std::shared_ptr<const PackedWeight> finish(PackedMatrix& m, std::shared_ptr<std::byte> storage) {
@@ -86,21 +94,29 @@ void pack_scales(const Tensor& values, const PackedMatrix& m, std::byte* to) {
   interleave(halves.data(), m.rows, groups, reinterpret_cast<uint16_t*>(to), m.panel_bytes / 2);
 }
 
+// The next four codes as one word, the first lowest; 0 behind the last.
+uint32_t four(const uint8_t* codes, int64_t left) {
+  uint32_t word = 0;
+  if (left >= 4)
+    std::memcpy(&word, codes, 4);
+  else if (left > 0)
+    std::memcpy(&word, codes, static_cast<size_t>(left));
+  return word;
+}
+
 // Returns the bitwise or of all codes.
 uint8_t pack_codes(const uint8_t* codes, const PackedMatrix& m, std::byte* to) {
-  uint8_t seen = 0;
-  for (int64_t row = 0; row < m.rows; ++row) {
-    auto* lane = reinterpret_cast<uint8_t*>(to) + row / kPanelRows * m.panel_bytes + row % kPanelRows * 4;
-    for (int64_t col = 0; col < m.cols; ++col) {
-      const uint8_t code = codes[row * m.cols + col];
-      seen |= code;
-      if (m.form == Form::bytes)
-        lane[col / 4 * kPanelRows * 4 + col % 4] = code;
-      else
-        lane[col / 8 * kPanelRows * 4 + col % 4] |= static_cast<uint8_t>(code << (col % 8 < 4 ? 0 : 4));
-    }
-  }
-  return seen;
+  const bool nibbles = m.form == Form::nibbles;
+  const int64_t step = nibbles ? 8 : 4;  // codes of a word
+  uint32_t seen = 0;
+  fill_panels(m.rows, divide_up(m.cols, step), reinterpret_cast<uint32_t*>(to), m.panel_bytes / 4, [&](int64_t row, int64_t i) {
+    const uint8_t* from = codes + row * m.cols + i * step;
+    const uint32_t low = four(from, m.cols - i * step), high = nibbles ? four(from + 4, m.cols - i * step - 4) : 0;
+    seen |= low | high;
+    return low | high << 4;
+  });
+  seen |= seen >> 16;
+  return static_cast<uint8_t>(seen | seen >> 8);
 }
 
 // Groups that no unit of 16 columns divides have no integer kernel.

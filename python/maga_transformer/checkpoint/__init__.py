@@ -5,6 +5,7 @@ from pathlib import Path
 from maga_transformer.checkpoint.dummy import DummyCheckpoint
 from maga_transformer.checkpoint.gguf import GgufCheckpoint
 from maga_transformer.checkpoint.heads import with_heads
+from maga_transformer.checkpoint.hub import local_copy
 from maga_transformer.checkpoint.interface import Checkpoint
 from maga_transformer.checkpoint.megatron import open_megatron
 from maga_transformer.checkpoint.megatron_files import find_megatron
@@ -30,13 +31,15 @@ _PARTS = (".safetensors", ".bin", ".pt", ".pth")
 
 def open_checkpoint(path: str, load_format: str = "auto") -> Checkpoint:
     """Opens a folder of Hugging Face (safetensors, .bin, .pth, .pt), Meta (params.json) or Megatron-LM, a GGUF file, or a folder
-    that holds exactly one GGUF model. `load_format` "dummy": a folder with config.json, or such a file, gets random weights.
+    that holds exactly one GGUF model; or a model of the hub by its name, from the hub's cache or fetched into it.
+    `load_format` "dummy": a folder with config.json, or such a file, gets random weights.
 
     Raises FileNotFoundError for what is not there and ValueError for what cannot be read, naming the file.
     """
     place = Path(path)
     if not place.exists():
-        raise FileNotFoundError(f"{path}: no such file or folder")
+        place = local_copy(path)
+        path = str(place)
     if load_format == "dummy":
         return DummyCheckpoint(path)
     if place.is_file():

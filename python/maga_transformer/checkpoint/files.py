@@ -15,7 +15,10 @@ def map_file(path: str) -> mmap.mmap:
         size = os.fstat(file.fileno()).st_size
         if size == 0:
             raise ValueError(f"{path}: the file is empty")
-        if file.read(24).startswith(b"version https://git-lfs"):
+        head = file.read(24)
+        if head.lstrip().lower().startswith((b"<!doctype html", b"<html")):
+            raise ValueError(f"{path}: this is an HTML page, not the weights; fetch the file itself, not the page about it")
+        if head.startswith(b"version https://git-lfs"):
             raise ValueError(f"{path}: this is a Git LFS pointer, not the weights; run `git lfs pull`")
         return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
 

@@ -1,5 +1,5 @@
 """Megatron-LM checkpoints (https://github.com/NVIDIA/Megatron-LM), legacy and Core names, cut over ranks or distributed, read under
-the names of Hugging Face's models: Llama, Qwen, GPT-2 and GPT-BigCode (learned positions), GPT-NeoX (rotary)."""
+the names of Hugging Face's models: Llama, Qwen, Mixtral, GPT-2 and GPT-BigCode (learned positions), GPT-NeoX (rotary)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from maga_transformer.checkpoint.derived import Array, Derived, DerivedCheckpoint, Shard, joined, whole
 from maga_transformer.checkpoint.megatron_config import BY_HEAD, NAMES, Sizes, config_and_sizes
-from maga_transformer.checkpoint.megatron_files import RankFile, args_of, plain_name, rank_files, read_rank
+from maga_transformer.checkpoint.megatron_files import RankFile, args_of, plain_name, rank_files, read_rank, with_all_experts
 from maga_transformer.checkpoint.torch_dist import is_distributed, read_distributed
 from maga_transformer.checkpoint.torch_file import TorchFile
 
@@ -33,7 +33,12 @@ _LAYER_ROLES = {
     "gate": ("mlp.w2",),
     "up": ("mlp.w1", "mlp.dense_h_to_4h", "mlp.linear_fc1"),
     "down": ("mlp.dense_4h_to_h", "mlp.linear_fc2"),
+    "router": ("mlp.router",),
+    "shared_up": ("mlp.shared_experts.linear_fc1",),
+    "shared_down": ("mlp.shared_experts.linear_fc2",),
+    "shared_router": ("mlp.shared_experts.gate_weight",),
 }
+_EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.linear_fc([12])\.(weight|bias)")
 # Copies and buffers.
 _IGNORED = re.compile(r"(word_embeddings_for_head|rotary_pos_emb|.*rotary_emb|.*_extra_state).*")
 _BY_COLUMNS, _BY_ROWS = 1, 0
@@ -44,7 +49,7 @@ Part = list[Shard]  # one tensor, of all tensor ranks
 def open_megatron(path: str, folder: Path) -> DerivedCheckpoint:
     """`folder` holds mp_rank_* or a distributed checkpoint; config.json may lie there or in `path`, else the sizes are those that
     the files say."""
-    stages = [[_distributed(folder)]] if is_distributed(folder) else [[read_rank(f) for f in ranks] for ranks in rank_files(folder)]
+    stages = [[_distributed(folder)]] if is_distributed(folder) else _read_ranks(folder)
     parts = _merge_stages(stages)
     first = stages[0][0]
     core = any(".linear_qkv." in name for rank in stages[0] for name in rank.chunks[0])
@@ -57,10 +62,19 @@ def open_megatron(path: str, folder: Path) -> DerivedCheckpoint:
     )
     order = _QkvOrder(sizes, len(stages[0]), 2.0 if core else _version(first))
     tensors: dict[str, Derived] = {}
+
+    def apart(name: str) -> bool:
+        return ".up." in name and name.replace(".up.", ".gate.") in parts
+
     for name, part in parts.items():
-        tensors.update(_translate(name, part, sizes, order, gated=name.replace(".up.", ".gate.") not in parts))
+        tensors.update(_translate(name, part, sizes, order, gated=not apart(name)))
     tensors.update(_vocabulary(parts, sizes))
     return DerivedCheckpoint(path, config, tensors)
+
+
+def _read_ranks(folder: Path) -> list[list[RankFile]]:
+    """[pipeline stage][tensor rank]"""
+    return [[with_all_experts([read_rank(file) for file in experts]) for experts in ranks] for ranks in rank_files(folder)]
 
 
 def _distributed(folder: Path) -> RankFile:
@@ -127,12 +141,14 @@ def _role(name: str, shift: int) -> str:
     """Unknown names stay, so that they are reported as found."""
     layer = re.fullmatch(r"layers\.(\d+)\.(.+)", name)
     prefix, base = (f"layers.{int(layer[1]) + shift}.", layer[2]) if layer else ("", name)
+    if expert := _EXPERT.fullmatch(base):
+        return f"{prefix}experts.{expert[1]}.{'up' if expert[2] == '1' else 'down'}.{expert[3]}"
     for role, stored in (_LAYER_ROLES if layer else _ROLES).items():
         for module in stored:
             if module.endswith("_") and base.startswith(module):
                 return f"{prefix}{role}.{base.removeprefix(module)}"
             if base == module:
-                return prefix + role
+                return f"{prefix}{role}.weight" if layer else role
             if base in (f"{module}.weight", f"{module}.bias"):
                 return f"{prefix}{role}.{base.rpartition('.')[2]}"
     return prefix + base
@@ -141,7 +157,7 @@ def _role(name: str, shift: int) -> str:
 def _translate(role: str, part: Part, sizes: Sizes, order: _QkvOrder, *, gated: bool) -> dict[str, Derived]:
     """One tensor, or the parts of a fused one, under the target's names. `gated`: where the target has a gate, it is stored in
     one tensor with `up`, [gate; up] in each rank."""
-    layer = re.fullmatch(r"layers\.(\d+)\.(\w+)\.(weight|bias)", role)
+    layer = re.fullmatch(r"layers\.(\d+)\.(?:experts\.(\d+)\.)?(\w+)\.(weight|bias)", role)
     names = NAMES[sizes.target]
     if layer is None:
         base, _, kind = role.rpartition(".")
@@ -150,16 +166,20 @@ def _translate(role: str, part: Part, sizes: Sizes, order: _QkvOrder, *, gated: 
         if role == "positions":
             return {names["positions"]: joined(role, part, None)} if "positions" in names else {role: joined(role, part, None)}
         return {} if role in ("embedding", "head") else {role: joined(role, part, None)}
-    what, kind = layer[2], layer[3]
+    expert, what, kind = layer[2], layer[3], layer[4]
+    sort = "" if expert is None else "expert_"
+    if what.startswith("shared_"):
+        sort, what = "shared_", what.removeprefix("shared_")
 
     def name(key: str) -> str:
-        return f"{names['layer'].format(layer[1])}.{names[key]}.{kind}" if key in names else role
+        module = names.get(sort + key)
+        return role if module is None else f"{names['layer'].format(layer[1])}.{module.format(expert)}.{kind}"
 
     if what == "qkv":
         if "q" in names:
             return {name(key): order.part(role, part, key) for key in "qkv"}
         return {name("qkv"): order.by_head(role, part) if sizes.target in BY_HEAD else order.fused(role, part)}
-    if what == "up" and gated and "gate" in names:
+    if what == "up" and gated and f"{sort}gate" in names:
         return {
             name("gate"): joined(role, part, _BY_ROWS, lambda values: values[: len(values) // 2]),
             name("up"): joined(role, part, _BY_ROWS, lambda values: values[len(values) // 2 :]),

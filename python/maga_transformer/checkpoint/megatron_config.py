@@ -29,6 +29,20 @@ _LLAMA = {
     "up": "mlp.up_proj",
     "down": "mlp.down_proj",
 }
+_MIXTRAL = {
+    **_LLAMA,
+    "router": "block_sparse_moe.gate",
+    "expert_gate": "block_sparse_moe.experts.{}.w1",
+    "expert_up": "block_sparse_moe.experts.{}.w3",
+    "expert_down": "block_sparse_moe.experts.{}.w2",
+}
+_QWEN_MOE = {
+    **_LLAMA,
+    "router": "mlp.gate",
+    **{f"expert_{part}": f"mlp.experts.{{}}.{part}_proj" for part in ("gate", "up", "down")},
+    **{f"shared_{part}": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")},
+    "shared_router": "mlp.shared_expert_gate",
+}
 _QWEN = {
     "embedding": "transformer.wte.weight",
     "final_norm": "transformer.ln_f",
@@ -71,6 +85,8 @@ _NEOX = {
 NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         **dict.fromkeys(("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"), _LLAMA),
+        "MixtralForCausalLM": _MIXTRAL,
+        **dict.fromkeys(("Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM"), _QWEN_MOE),
         "QWenLMHeadModel": _QWEN,
         **dict.fromkeys(("GPT2LMHeadModel", "GPTBigCodeForCausalLM"), _GPT_2),
         "GPTNeoXForCausalLM": _NEOX,
@@ -81,6 +97,9 @@ _MODEL_TYPES = {
     "LlamaForCausalLM": "llama",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "MixtralForCausalLM": "mixtral",
+    "Qwen2MoeForCausalLM": "qwen2_moe",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
     "QWenLMHeadModel": "qwen",
     "GPT2LMHeadModel": "gpt2",
     "GPTBigCodeForCausalLM": "gpt_bigcode",
@@ -99,7 +118,10 @@ _SPELLINGS = {
 }
 # Args that change the arithmetic in ways that no target has -> the values that ask for nothing.
 _REFUSED: dict[str, tuple[Any, ...]] = {
-    "num_experts": (None, 0),
+    "moe_router_score_function": (None, "softmax"),
+    "moe_router_num_groups": (None, 1),
+    "moe_router_enable_expert_bias": (None, False),
+    "moe_router_topk_scaling_factor": (None, 1, 1.0),
     "apply_layernorm_1p": (None, False),
     "rotary_interleaved": (None, False),
     "multi_latent_attention": (None, False),
@@ -153,6 +175,10 @@ def config_and_sizes(
         config["multi_query"] = False
     elif target == "GPTNeoXForCausalLM":
         config.setdefault("use_parallel_residual", False)
+    if file is None and target in ("MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM"):
+        config |= _experts_of_args(where, args, rows, target)
+    elif file is None and args.get("num_experts"):
+        raise ValueError(f"{where}: num_experts={args['num_experts']!r} is not supported without Megatron-Core's mlp.router")
     if "head" not in rows:
         config["tie_word_embeddings"] = True
     else:
@@ -169,6 +195,26 @@ def config_and_sizes(
     return config, sizes
 
 
+def _experts_of_args(where: str, args: Mapping[str, Any], rows: Mapping[str, int], target: str) -> dict[str, Any]:
+    tensor_ranks, of_experts = args.get("tensor_model_parallel_size"), args.get("expert_tensor_parallel_size")
+    if of_experts is not None and of_experts != (tensor_ranks or 1):
+        raise ValueError(
+            f"{where}: expert_tensor_parallel_size={of_experts!r} is not supported, as tensor_model_parallel_size is "
+            f"{tensor_ranks!r}; convert the model to safetensors"
+        )
+    width = args.get("moe_ffn_hidden_size") or args.get("ffn_hidden_size")
+    config = {"num_experts_per_tok": args.get("moe_router_topk")}
+    before = args.get("moe_router_pre_softmax") or False  # probabilities of all experts, those of the chosen as they are
+    if target == "MixtralForCausalLM":
+        if before:
+            raise ValueError(f"{where}: moe_router_pre_softmax=True is not supported without q/k norms or a shared expert")
+        return {**config, "num_local_experts": args.get("num_experts"), "intermediate_size": width}
+    layers = {name.split(".")[1] for name in rows if name.startswith("layers.")}
+    dense = sorted(int(layer) for layer in layers if f"layers.{layer}.router.weight" not in rows)
+    config |= {"num_experts": args.get("num_experts"), "moe_intermediate_size": width, "norm_topk_prob": not before}
+    return {**config, "mlp_only_layers": dense, "shared_expert_intermediate_size": args.get("moe_shared_expert_intermediate_size")}
+
+
 def _with_usual_keys(config: dict[str, Any]) -> dict[str, Any]:
     for key, spellings in _SPELLINGS.items():
         if config.get(key) is None:
@@ -182,8 +228,12 @@ def _with_usual_keys(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _architecture(where: str, rows: Mapping[str, int], core: bool) -> str:
-    """By the tensors of the first layer."""
+    """By the tensors of the first layer, and whether there are experts."""
     layer = "layers.0."
+    if any(name.endswith(".router.weight") for name in rows):
+        if f"{layer}q_norm.weight" in rows:
+            return "Qwen3MoeForCausalLM"
+        return "Qwen2MoeForCausalLM" if any(".shared_up." in name for name in rows) else "MixtralForCausalLM"
     if f"{layer}norm_1.bias" in rows:
         return "GPT2LMHeadModel" if "positions" in rows else "GPTNeoXForCausalLM"
     if "positions" in rows:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from maga_transformer.checkpoint.torch_pickle import Inert
 
 _RANK_FOLDER = re.compile(r"mp_rank_(\d+)(?:_(\d+))?(?:_(\d+))?")
 _RANK_FILE = re.compile(r"mp_rank_(\d+)_model_states\.pt")  # DeepSpeed's
+EXPERT = re.compile(r"(layers\.\d+\.mlp\.experts\.local_experts\.)(\d+)(\..+)")
 _MODEL_FILES = ("model_optim_rng.pt", "model_rng.pt")
 _TRACKERS = ("latest_checkpointed_iteration.txt", "latest")
 _ITERATIONS = ("iter_*", "release", "global_step*")
@@ -53,24 +55,30 @@ def _holds_model(folder: Path) -> bool:
     return ranks or is_distributed(folder)
 
 
-def rank_files(folder: Path) -> list[list[Path]]:
-    """[pipeline stage][tensor rank]"""
-    found: dict[tuple[int, int], Path] = {}
+def rank_files(folder: Path) -> list[list[list[Path]]]:
+    """[pipeline stage][tensor rank][expert rank]"""
+    found: dict[tuple[int, int, int], Path] = {}
     for place in sorted(folder.glob("mp_rank_*")):
         if match := _RANK_FOLDER.fullmatch(place.name):
-            if match[3] is not None:
-                raise ValueError(f"{place}: expert parallel ranks are not supported; convert the model to safetensors")
-            found[int(match[2] or 0), int(match[1])] = _model_file(place)
+            found[int(match[2] or 0), int(match[1]), int(match[3] or 0)] = _model_file(place)
         elif match := _RANK_FILE.fullmatch(place.name):
-            found[0, int(match[1])] = place
-    stages, ranks = (1 + max(index[axis] for index in found) for axis in (0, 1))
-    for stage in range(stages):
-        for rank in range(ranks):
-            if (stage, rank) not in found:
-                raise FileNotFoundError(
-                    f"{folder}: tensor rank {rank} of pipeline stage {stage} is missing (there are {len(found)} ranks)"
-                )
-    return [[found[stage, rank] for rank in range(ranks)] for stage in range(stages)]
+            found[0, int(match[1]), 0] = place
+    if any(index[0] for index in found) and not any(index[2] for index in found) and _has_no_stages(found):
+        found = {(0, rank, expert): place for (expert, rank, _), place in found.items()}
+    stages, ranks, experts = (1 + max(index[axis] for index in found) for axis in range(3))
+    for stage, rank, expert in product(range(stages), range(ranks), range(experts)):
+        if (stage, rank, expert) not in found:
+            of_experts = f", expert rank {expert}," if experts > 1 else ""
+            raise FileNotFoundError(
+                f"{folder}: tensor rank {rank}{of_experts} of pipeline stage {stage} is missing (there are {len(found)} ranks)"
+            )
+    return [[[found[stage, rank, expert] for expert in range(experts)] for rank in range(ranks)] for stage in range(stages)]
+
+
+def _has_no_stages(found: Mapping[tuple[int, int, int], Path]) -> bool:
+    """Whether the second number of mp_rank_00_001 is that of an expert rank: only the args say so."""
+    args = read_rank(next(iter(found.values()))).args
+    return (args.get("expert_model_parallel_size") or 1) > 1 and (args.get("pipeline_model_parallel_size") or 1) == 1
 
 
 def _model_file(folder: Path) -> Path:
@@ -105,6 +113,28 @@ def read_rank(path: Path) -> RankFile:
     return RankFile(str(path), args_of(content.get("args")), version if isinstance(version, (int, float)) else None, chunks)
 
 
+def with_all_experts(ranks: list[RankFile]) -> RankFile:
+    """Of expert ranks, which hold experts of their own, numbered from 0, and the same of all else."""
+    first = ranks[0]
+    chunks = [dict(chunk) for chunk in first.chunks]
+    for number, rank in enumerate(ranks[1:], 1):
+        for chunk, own, merged in zip(first.chunks, rank.chunks, chunks, strict=True):
+            if own.keys() != chunk.keys():
+                odd = ", ".join(sorted(own.keys() ^ chunk.keys())[:3])
+                raise ValueError(f"{rank.path}: has other tensors than the first expert rank: {odd}")
+            count = 1 + max((int(match[2]) for name in chunk if (match := EXPERT.fullmatch(name))), default=-1)
+            for name, shard in own.items():
+                if match := EXPERT.fullmatch(name):
+                    merged[f"{match[1]}{number * count + int(match[2])}{match[3]}"] = shard
+    numbers = {int(match[2]) for chunk in chunks for name in chunk if (match := EXPERT.fullmatch(name))}
+    wanted = first.args.get("num_experts")
+    if numbers and isinstance(wanted, int) and len(numbers) != wanted:
+        raise FileNotFoundError(
+            f"{first.path}: {len(ranks)} expert ranks are here, with {len(numbers)} of the {wanted} experts that num_experts says"
+        )
+    return replace(first, chunks=chunks)
+
+
 def args_of(value: object) -> Mapping[str, Any]:
     """An argparse.Namespace, or a dictionary."""
     if isinstance(value, Inert):
@@ -113,9 +143,10 @@ def args_of(value: object) -> Mapping[str, Any]:
 
 
 def plain_name(name: str) -> str:
-    """Without the names of the modules around: layers.0.mlp.linear_fc1.weight."""
+    """Without the names of the modules around: layers.0.mlp.linear_fc1.weight. Experts that one module multiplies together are
+    named as those that are modules of their own."""
     while True:
         head, _, rest = name.partition(".")
         if head not in ("module", "model", "language_model", "transformer", "encoder", "decoder") or not rest:
-            return name
+            return re.sub(r"\.experts\.(linear_fc[12])\.weight(\d+)$", r".experts.local_experts.\2.\1.weight", name)
         name = rest

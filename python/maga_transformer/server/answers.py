@@ -95,11 +95,11 @@ class _Answer:
                 if not (tokens or finish):
                     continue  # it told of the prompt
                 if index not in frames:
-                    frames[index] = self._frame(index)
                     opening = shape.opening(index)
                     if opening:
                         echoed = self._scores(delta.job, index, [], []) if self._scored else None
                         yield self._event(index, opening, echoed, more=self._opening_ids(delta.job))
+                    frames[index] = self._frame(index)  # not before the first event, which may tell more than the others
                 scores = shape.logprobs(index, tokens, news.logprobs) if self._scored and tokens else None
                 ids = {"token_ids": tokens} if self._asked.return_token_ids and tokens else {}
                 chunks = shape.chunks(index, delta) or ([shape.empty()] if scores or ids else [])

@@ -14,7 +14,7 @@ from maga_transformer.output import Delta
 from maga_transformer.request import Job
 from maga_transformer.server.anthropic_request import MessagesRequest, conversation, parse
 from maga_transformer.server.body import json_object
-from maga_transformer.server.chat import ChatPrompt, render_chat
+from maga_transformer.server.chat import ChatPrompt, render_chat, template_header
 from maga_transformer.server.errors import anthropic_error, encode
 from maga_transformer.server.generation import Generation
 from maga_transformer.server.openai import model_of
@@ -39,11 +39,15 @@ async def messages(request: Request) -> Response:
     answer = _Answer(generation, prompt, model, asked)
     if asked.stream:
         return EventStream(
-            answer.events(), lambda error: named_event("error", anthropic_error(error)), on_close=generation.cancel, keep_alive=True
+            answer.events(),
+            lambda error: named_event("error", anthropic_error(error)),
+            on_close=generation.cancel,
+            keep_alive=True,
+            headers=template_header(prompt),
         )
     with generation:
         whole = await unless_gone(request, answer.whole())
-    return Response(encode(whole), media_type="application/json")
+    return Response(encode(whole), headers=template_header(prompt), media_type="application/json")
 
 
 async def count_tokens(request: Request) -> Response:

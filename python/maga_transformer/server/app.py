@@ -11,14 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from uuid import uuid4
 
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from maga_transformer import __version__
 from maga_transformer.models.task import GENERATE
 from maga_transformer.request import Fault, RequestError
 from maga_transformer.runtime import Runtime
@@ -38,7 +38,7 @@ log = logging.getLogger("maga_transformer.requests")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
-def create_app(runtime: Runtime) -> FastAPI:
+def create_app(runtime: Runtime) -> Starlette:
     config = runtime.config
     watchdog = Watchdog(runtime)
     metrics = Metrics(runtime, watchdog)
@@ -51,7 +51,7 @@ def create_app(runtime: Runtime) -> FastAPI:
     state = State(runtime, ThreadPoolExecutor(2, "tokenise"), metrics, watchdog, dialect, keys, described)
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
         loop, events = asyncio.get_running_loop(), runtime.engine.event_fd()
         loop.add_reader(events, runtime.dispatch)
         watchdog.start(loop)
@@ -63,12 +63,9 @@ def create_app(runtime: Runtime) -> FastAPI:
         runtime.close()
         state.tokenising.shutdown(wait=False, cancel_futures=True)
 
-    app = FastAPI(title="maga_transformer", version=__version__, lifespan=lifespan, openapi_url=None)
+    served = [Route(route.path, route.endpoint, methods=list(route.methods)) for route in table]  # HEAD where GET is, for probes
+    app = Starlette(routes=served, exception_handlers={HTTPException: _http_error}, lifespan=lifespan)
     app.state.maga = state
-    for route in table:
-        heads = ["HEAD"] if "GET" in route.methods else []  # for probes like `wget --spider`
-        app.add_api_route(route.path, route.endpoint, methods=[*route.methods, *heads])
-    app.add_exception_handler(HTTPException, _http_error)
     app.add_middleware(_Door, state=state, tracer=tracer)
     if config.allowed_origins:  # outside of the door: a browser asks before it sends a key, and must be able to read refusals
         app.add_middleware(

@@ -8,6 +8,7 @@ from typing import Any
 
 from maga_transformer.chat.dialect import Dialect
 from maga_transformer.chat.fallback import without_tools
+from maga_transformer.chat.named_templates import NAMED_TEMPLATES, fallback_template
 from maga_transformer.chat.pieces import Reader
 from maga_transformer.chat.tool_grammar import tool_grammar
 from maga_transformer.request import Fault, RequestError, quote
@@ -46,6 +47,7 @@ class ChatPrompt:
     tools: Tools
     dialect: Dialect
     split_reasoning: bool
+    fallback: str = ""  # name of the template that stood in for the model's
 
     def reader(self) -> Reader:
         """A new one for each answer."""
@@ -81,12 +83,9 @@ def effort_variables(effort: str | None) -> dict[str, Any]:
 async def render_chat(state: State, asked: Conversation) -> ChatPrompt:
     tokenizer, dialect = state.runtime.tokenizer, state.dialect
     turns = turns_of(asked.messages)
+    fallback = ""
     if not tokenizer.chat_template and asked.template is None:
-        raise RequestError(
-            Fault.unsupported,
-            "the model has no chat template: give one with --chat-template, or use /v1/completions, or POST / with prompt",
-            "messages",
-        )
+        fallback = fallback_template(tokenizer.token_id)
     if asked.continue_final_message and (asked.add_generation_prompt or turns[-1]["role"] != "assistant"):
         raise RequestError(
             Fault.parameter,
@@ -109,7 +108,7 @@ async def render_chat(state: State, asked: Conversation) -> ChatPrompt:
             turns,
             list(shown) or None,
             add_generation_prompt=asked.add_generation_prompt,
-            template=asked.template,
+            template=NAMED_TEMPLATES[fallback] if fallback else asked.template,
             key=asked.template_key,
             documents=asked.documents,
             **variables,
@@ -120,8 +119,14 @@ async def render_chat(state: State, asked: Conversation) -> ChatPrompt:
         text = await off_loop(state, length_of(turns), render)
     except ValueError as error:
         raise RequestError(Fault.parameter, f"messages: {error}", "messages") from None
-    ids = await encode_text(state, text, add_special_tokens=asked.add_special_tokens, field="messages")
-    return ChatPrompt(ids, text, asked.tools, dialect, asked.split_reasoning)
+    special = asked.add_special_tokens or fallback == "plain"  # which has none of its own
+    ids = await encode_text(state, text, add_special_tokens=special, field="messages")
+    return ChatPrompt(ids, text, asked.tools, dialect, asked.split_reasoning, fallback)
+
+
+def template_header(prompt: ChatPrompt) -> dict[str, str]:
+    """Tells that the model's own words for a chat are not known."""
+    return {"X-Maga-Chat-Template": f"{prompt.fallback} (the model has none)"} if prompt.fallback else {}
 
 
 def _cut_behind(text: str, content: Any) -> str:

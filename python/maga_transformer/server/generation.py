@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from maga_transformer._core import Event
 
 
+_NOTHING_LEFT = "no token can be chosen"  # begins the engine's error (cpp/engine/loop_finish.cpp)
+
+
 class Generation:
     """Use as a context manager: leaving it cancels what still runs. Jobs come from `Runtime.prepare`."""
 
@@ -109,6 +112,6 @@ def failure(event: Event) -> RequestError:
         )
     if event.finish == "cancelled":
         return RequestError(Fault.cancelled, "the request was cancelled: the server is shutting down")
-    if event.error.startswith(NOT_FOLLOWED):  # it outgrew its limits: what the client asked for, not a fault of the server
+    if event.error.startswith((NOT_FOLLOWED, _NOTHING_LEFT)):  # what the client asked for, not a fault of the server
         return RequestError(Fault.parameter, event.error)
     return RequestError(Fault.execution, event.error or "the engine gave the request up")

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from maga_transformer.request import Fault, Job, RequestError, quote
 from maga_transformer.server.answers import answer
 from maga_transformer.server.body import json_object
-from maga_transformer.server.chat import ChatPrompt, Conversation, effort_variables, render_chat
+from maga_transformer.server.chat import ChatPrompt, Conversation, effort_variables, render_chat, template_header
 from maga_transformer.server.errors import encode
 from maga_transformer.server.prompts import compiled, encode_text
 from maga_transformer.server.rtp_chat import debug_info, with_extra_configs
@@ -66,7 +66,8 @@ async def chat_completions(request: Request) -> Response:
     )
     if asked.debug_info:
         shape.debug_info = debug_info(state, prompt, asked.stop or [])
-    return await answer(request, state, asked, [job], shape, headers(ignored, len(prompt.ids) - len(job.prompt)))
+    told = headers(ignored, len(prompt.ids) - len(job.prompt)) | template_header(prompt)
+    return await answer(request, state, asked, [job], shape, told)
 
 
 async def chat_render(request: Request) -> Response:
@@ -75,7 +76,11 @@ async def chat_render(request: Request) -> Response:
     asked, ignored = parse(ChatRequest, await json_object(request, state.body_limit), strict=state.runtime.config.strict)
     model_of(state, asked.model)
     prompt = await render_chat(state, conversation(state, asked))
-    return Response(encode(debug_info(state, prompt, asked.stop or [])), headers=headers(ignored, 0), media_type="application/json")
+    return Response(
+        encode(debug_info(state, prompt, asked.stop or [])),
+        headers=headers(ignored, 0) | template_header(prompt),
+        media_type="application/json",
+    )
 
 
 def conversation(state: State, asked: ChatRequest) -> Conversation:

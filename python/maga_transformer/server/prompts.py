@@ -36,7 +36,7 @@ async def encode_text(
     tokenizer, context = state.runtime.tokenizer, state.runtime.description.context
 
     def encode() -> list[int]:
-        if len(text) > 4 * _PIECE:
+        if len(text) > _PIECE:
             _refuse_endless(tokenizer, text, context if whole else max(context, _MOST_TOKENS))
         return tokenizer.encode(text, add_special_tokens=add_special_tokens)
 

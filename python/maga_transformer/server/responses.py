@@ -14,7 +14,7 @@ from maga_transformer.chat.pieces import Reasoning, Text
 from maga_transformer.output import Delta
 from maga_transformer.request import RequestError
 from maga_transformer.server.body import json_object
-from maga_transformer.server.chat import ChatPrompt, render_chat
+from maga_transformer.server.chat import ChatPrompt, render_chat, template_header
 from maga_transformer.server.errors import CODES, encode
 from maga_transformer.server.generation import Generation
 from maga_transformer.server.logprobs import chat_logprobs
@@ -34,7 +34,7 @@ async def responses(request: Request) -> Response:
     job = await job_of(state, asked, prompt.ids, prompt.grammar(asked.grammar()), prompt)
     generation = Generation(state.runtime, [job])
     answer = _Answer(state, generation, prompt, asked, model)
-    told = headers(ignored, len(prompt.ids) - len(job.prompt))
+    told = headers(ignored, len(prompt.ids) - len(job.prompt)) | template_header(prompt)
     if asked.stream:
         return EventStream(answer.events(), answer.failed, on_close=generation.cancel, keep_alive=True, headers=told)
     with generation:

@@ -17,6 +17,7 @@ from types import FrameType
 import uvicorn
 
 from maga_transformer import __version__
+from maga_transformer.chat.named_templates import NAMED_TEMPLATES, fallback_template
 from maga_transformer.config import Config, ConfigError, ineffective_settings, public_value
 from maga_transformer.memory import memory_bytes
 from maga_transformer.models.task import GENERATE
@@ -68,6 +69,12 @@ def serve(config: Config) -> None:
         ),
     )
     port = listener.getsockname()[1]
+    if runtime.description.task.kind == GENERATE and not runtime.tokenizer.chat_template:
+        log.warning(
+            "the model has no chat template, so chats are written as %s: set CHAT_TEMPLATE to a file or one of %s",
+            fallback_template(runtime.tokenizer.token_id),
+            ", ".join(NAMED_TEMPLATES),
+        )
     server.greeting = greeting(runtime, config.host, port)
     gc.collect()
     gc.freeze()  # what lives as long as the server need not be searched for garbage again and again
@@ -115,7 +122,7 @@ def greeting(runtime: Runtime, host: str, port: int) -> str:
 def _chats(runtime: Runtime) -> str:
     place = runtime.tokenizer.chat_template_place
     if not place:
-        return "none: the model has no chat template (--chat-template)"
+        return f"by the template {fallback_template(runtime.tokenizer.token_id)}, for want of the model's own (--chat-template)"
     dialect = runtime.config.dialect(runtime.tokenizer.chat_templates)
     tools = "harmony" if dialect.harmony else dialect.tools.name if dialect.tools else "text"
     thoughts = "harmony" if dialect.harmony else dialect.reasoning.name if dialect.reasoning else "text"
@@ -179,6 +186,11 @@ class _DrainingServer(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             _print(self.greeting)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if self.force_exit:  # uvicorn leaves this out then, and the lifespan's task would end in a traceback
+            await self.lifespan.shutdown()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._loop is None or self._runtime.draining:

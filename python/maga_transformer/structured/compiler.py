@@ -51,7 +51,7 @@ class Compiler:
             if error.startswith("NoExtension") or (kept.is_stopped() and not error and not kept.is_accepting()):
                 raise RequestError(Fault.parameter, f"{grammar.field}: no text can satisfy it", grammar.field)
             if error:
-                raise RequestError(Fault.parameter, f"{grammar.field}: {_words(error)}", grammar.field)
+                raise RequestError(Fault.parameter, f"{grammar.field}: {one_line(error, 300)}", grammar.field)
             with self._lock:
                 self._kept[grammar.text] = kept
                 while len(self._kept) > _KEPT:
@@ -96,6 +96,6 @@ class _Vocabulary:
         return self._tokenizer.encode(text.decode(errors="replace") if isinstance(text, bytes) else text, add_special_tokens=False)
 
 
-def _words(message: str) -> str:
-    """Of a message that may quote the grammar over many lines."""
-    return " ".join(message.split())[:300]
+def one_line(message: str, most: int) -> str:
+    """The first letters of a message that may quote the grammar over many lines."""
+    return " ".join(message.split())[:most]

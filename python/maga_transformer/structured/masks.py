@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from llguidance import LLExecutor, LLMatcher
 
-from maga_transformer.structured.compiler import Compiled
+from maga_transformer.structured.compiler import Compiled, one_line
 
 if TYPE_CHECKING:
     from maga_transformer._core import MaskQueue, TokenMask
@@ -117,7 +117,7 @@ class MaskWorker:
             if request.compiled.after:
                 self._queue.ready(mask, self._everything())
                 return None
-            return request.compiled.prototype
+            return request.compiled.prototype.deep_copy()  # others may begin with it in this very step
         output = request.output(mask.output)
         if output.held_off is not None:
             if not self._reached(output, request.compiled.after, mask.last_token):
@@ -146,4 +146,4 @@ class MaskWorker:
         return np.full(self._words, 0xFFFFFFFF, np.uint32)
 
     def _fail(self, mask: TokenMask, matcher: LLMatcher) -> None:
-        self._queue.fail(mask, f"{NOT_FOLLOWED}: " + " ".join(matcher.get_error().split())[:200])
+        self._queue.fail(mask, f"{NOT_FOLLOWED}: {one_line(matcher.get_error(), 200)}")

@@ -1,5 +1,7 @@
 """The attacked server, and the check around every test that asks for it."""
 
+import concurrent.futures
+
 import pytest
 
 from ..chain_model import write_random
@@ -34,7 +36,8 @@ def attacked(tiny):
     with running_server(tiny, **SETTINGS) as server:
         target = Target(server)
         target.ask("/v1/completions", {"prompt": "a", "max_tokens": 1, "guided_regex": "a"})  # grammars want the vocabulary
-        target.ask("/v1/completions", b'{"prompt": "' + b"a" * (2 << 20) + b'"}')
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:  # and what many long texts take is taken now
+            list(pool.map(lambda _: target.ask("/", b'{"prompt": "' + b"a" * (1 << 20) + b'"}'), range(16)))
         yield target
 
 

@@ -1,5 +1,6 @@
 """What an answer must look like, asked for by those who want the server to hang: H42 to H47."""
 
+import concurrent.futures
 import contextlib
 import json
 import threading
@@ -144,6 +145,15 @@ def test_h46_grammars_without_end(target, request):
         if index in (99, count - 1):
             sizes.append(target.memory())
     assert sizes[1] - sizes[0] < 16, sizes
+
+
+def test_one_grammar_for_many_at_once(target):
+    """Their first masks are of one step and of one compiled grammar."""
+    body = {"prompt": "a", "max_tokens": 20, "guided_regex": "[ab]{20}"}
+    with concurrent.futures.ThreadPoolExecutor(24) as pool:
+        answers = list(pool.map(lambda i: target.ask(COMPLETIONS, {**body, "seed": i}), range(96)))
+    assert {answer.status for answer in answers} == {200}
+    assert all(set(answer.json()["choices"][0]["text"]) <= {"a", "b"} for answer in answers)
 
 
 CONTRADICTIONS = [

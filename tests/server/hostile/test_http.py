@@ -38,6 +38,16 @@ def test_h01_bodies_that_are_no_object(target, path):
 
 
 @pytest.mark.parametrize("path", POSTED)
+def test_bodies_nested_deep(target, path):
+    deep = "[" * 900 + "]" * 900
+    members = ("prompt", "messages", "tools", "chat_template_kwargs", "temperature", "guided_json", "input", "tokens", "log_level")
+    for name in members:
+        for value in (deep, '{"a": ' + deep + "}", '[{"role": "user", "content": ' + deep + "}]"):
+            answer = target.ask(path, f'{{"max_tokens": 2, "{name}": {value}}}'.encode(), headers=HEADERS_OF_ADMIN)
+            assert 400 <= answer.status < 500 or path in OF_A_KEY, (name, answer.content)
+
+
+@pytest.mark.parametrize("path", POSTED)
 def test_h03_bytes_that_are_no_text(target, path):
     assert "JSON" in refused(target, path, b'{"prompt": "\xff\xfe", "log_level": "\xff"}')
     for content in (b'{"prompt": "\\ud800", "messages": "\\ud800", "log_level": "\\ud800", "input": "\\ud800"}',):

@@ -185,6 +185,17 @@ def test_h26_ids_beyond_the_tokenizer(target, token):
         assert token < VOCABULARY or (field in answer.error[1] and str(token)[:9] in answer.error[1])
 
 
+def test_bans_that_leave_nothing(target):
+    """Every token is banned, one way or another: the request's mistake, not the server's."""
+    everything = list(range(VOCABULARY))
+    for fields in ({"custom_token_bans": everything}, {"allowed_token_ids": [5], "custom_token_bans": [5]}):
+        for more in ({}, {"n": 3}, {"temperature": 0}):
+            answer = target.ask(COMPLETIONS, {"prompt": "a", "max_tokens": 2, **fields, **more})
+            assert answer.status == 400 and "no token can be chosen" in answer.error[1], answer.content
+    answer = target.ask(RAW, {"prompt": "a", "max_new_tokens": 2, "bad_words_list": [[token] for token in everything]})
+    assert answer.status == 400 and "no token can be chosen" in answer.error[1], answer.content
+
+
 def test_h30_seeds(target):
     refuse(target, REFUSED[30])
     body = {"random_seed": 2**64 - 1, "temperature": 2.0, "max_new_tokens": 40}
