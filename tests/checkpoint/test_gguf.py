@@ -108,7 +108,7 @@ HUGE = struct.pack("<Q", 2**64 - 1)
 DAMAGED = {
     "nothing": (b"", "is empty"),
     "magic only": (b"GGUF", "header needs 4 bytes"),
-    "a web page": (b"<!DOCTYPE html><html>", "not a GGUF file .it begins with b'<!DO'"),
+    "a web page": (b"<!DOCTYPE html><html>", "this is an HTML page, not the weights"),
     "version 0": (b"GGUF" + struct.pack("<IQQ", 0, 0, 0), "version 0 is not supported"),
     "version 99": (b"GGUF" + struct.pack("<IQQ", 99, 0, 0), "version 99"),
     "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big-endian"),

@@ -213,7 +213,8 @@ def test_files_that_are_something_else(tmp_path: Path) -> None:
 
     refused(b"", "the file is empty")
     refused(b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer")
-    refused(b"<html>", "not a file of torch.save")
+    refused(b"<html>", "this is an HTML page, not the weights")
+    refused(b"weights", "not a file of torch.save")
     refused(b"\0" * 257 + b"ustar" + b"\0" * 50, "tar format of torch before")
     refused(pickle.dumps({"a": 1}, protocol=2) * 5, "a pickle that torch.save did not write")
     refused(b"\x80\x02r\xff\xff\xff\xffN.", "pickle at byte 0 is damaged or truncated")

@@ -58,7 +58,9 @@ def survived(server: ServerProcess, case: Case, asks: list[Ask], right: list[Sai
     seen, end = set[str](), threading.Event()
 
     def look() -> None:
-        while not end.wait(0.05):
+        over = False
+        while not over:  # once more at the end: a loop is lost in a moment
+            over = end.wait(0.05)
             seen.add(str(server.get("/health").json()))
 
     watcher = threading.Thread(target=look)

@@ -115,7 +115,8 @@ def test_failures_are_value_errors_with_the_reason(template: str, message: str) 
 def test_a_refusal_reaches_the_client_in_its_own_words() -> None:
     refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}hi"
     state: Any = SimpleNamespace(
-        runtime=SimpleNamespace(tokenizer=tokenizer_with(refusing)), dialect=find_dialect([], "none", "none")
+        runtime=SimpleNamespace(tokenizer=tokenizer_with(refusing), description=SimpleNamespace(context=64)),
+        dialect=find_dialect([], "none", "none"),
     )
     turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "a"}]
     with pytest.raises(RequestError, match="System role not supported") as error:

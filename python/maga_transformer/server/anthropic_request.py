@@ -58,7 +58,7 @@ def parse(body: Mapping[str, Any], *, for_answer: bool) -> MessagesRequest:
 
 def conversation(asked: MessagesRequest) -> Conversation:
     turns: list[dict[str, Any]] = []
-    if asked.system:
+    if asked.system not in (None, "", []):
         turns.append({"role": "system", "content": _text(asked.system, "system")})
     for index, message in enumerate(asked.messages or []):
         turns += _turns(f"messages[{index}]", message)

@@ -124,9 +124,8 @@ class _Door:
             if not record.reached_the_engine:
                 metrics.rejected(refused.fault)
             await error_response(refused, route_path(scope))(scope, receive, send_with_id)
-        except BaseException:
+        except asyncio.CancelledError:  # the second signal ends the process: nobody is left to answer, nor to read a traceback
             record.left = True
-            raise
         finally:
             current.reset(token)
             if is_post:

@@ -46,7 +46,7 @@ REFUSED = {
     ],
     20: [
         *each(raw, "max_new_tokens", "max_new_tokens", 0, -1, "5", 1.5, True),
-        *each(openai, "max_tokens", "max_tokens", 0, -1, "5", 1.5, True),
+        *each(openai, "max_tokens", "max_tokens", 0, -2, "5", 1.5, True),
         raw("min_new_tokens", min_new_tokens=-1),
         raw("min_new_tokens", min_new_tokens=5, max_new_tokens=4),
     ],
