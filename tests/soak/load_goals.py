@@ -209,9 +209,9 @@ def cancel(run: Soak) -> str:
             time.sleep(0.1)
     # Where outputs grow until they preempt each other, a client cannot choose its moment.
     with run.server() as server:
-        body = {"max_tokens": 120, "n": 4, "ignore_eos": True, "stream": True}
-        asks = [Ask({"prompt": prompt_of(random_, 30), **body}, pieces=random_.randrange(60, 400)) for _ in range(run.size(50))]
-        said = say(server, asks, 16)
+        body = {"max_tokens": 200, "n": 4, "ignore_eos": True, "stream": True}
+        asks = [Ask({"prompt": prompt_of(random_, 30), **body}, pieces=random_.randrange(60, 700)) for _ in range(run.size(64))]
+        said = say(server, asks, len(asks))
         preempted = settled(server)["maga_num_preemptions_total"]
         need(preempted > len(asks) / 4, f"only {preempted:.0f} were preempted")
     return (
