@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import gc
 import logging
@@ -78,8 +79,11 @@ def serve(config: Config) -> None:
     server.greeting = greeting(runtime, config.host, port)
     gc.collect()
     gc.freeze()  # what lives as long as the server need not be searched for garbage again and again
-    with listener:
-        server.run(sockets=[listener])
+    try:
+        with listener:
+            server.run(sockets=[listener])
+    finally:
+        _flush()
 
 
 def greeting(runtime: Runtime, host: str, port: int) -> str:
@@ -165,10 +169,19 @@ def _cannot_listen(config: Config, error: OSError) -> ConfigError:
 
 def _print(text: str) -> None:
     """Whoever reads the output may be gone (`| head`), or the disk full: no reason not to serve."""
-    try:
+    with contextlib.suppress(OSError):
         print(text, flush=True)
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in the buffer goes there at the exit
+
+
+def _flush() -> None:
+    """What nobody takes is dropped, rather than make the exit fail."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        except (AttributeError, ValueError):  # there is none, or it is closed
+            pass
 
 
 class _DrainingServer(uvicorn.Server):
