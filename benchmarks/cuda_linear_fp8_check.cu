@@ -32,17 +32,19 @@ __global__ void widen_codes(const uint8_t* codes, int64_t rows, int64_t columns,
     dense[i] = code_value(codes[i]) * scales[i / columns];
 }
 
-// tokens (m, k): as the kernels round them, by as many columns as there are threads.
-__global__ void round_tokens(LinearArgs a, float* tokens) {
-  const int first = blockIdx.x * blockDim.x, token = blockIdx.y, column = first + threadIdx.x;
-  __shared__ float values[cuda::kTileScaleColumns];
-  values[threadIdx.x] = column < a.k ? static_cast<float>(value_at(a.type, a.x, token * a.x_stride + column)) : 0.f;
-  __syncthreads();
+// tokens (m, k), those from `from` on: as the kernels round them, by `columns` columns.
+__global__ void round_tokens(LinearArgs a, int from, int columns, float* tokens) {
+  const int first = blockIdx.x * columns, end = min(first + columns, a.k), token = from + blockIdx.y;
+  auto value = [&](int column) { return static_cast<float>(value_at(a.type, a.x, token * a.x_stride + column)); };
+  __shared__ float largest[kThreads];
   float most = 1e-30f;
-  for (int i = 0; i < blockDim.x; ++i) most = fmaxf(most, fabsf(values[i]));
+  for (int column = first + threadIdx.x; column < end; column += kThreads) most = fmaxf(most, fabsf(value(column)));
+  largest[threadIdx.x] = most;
+  __syncthreads();
+  for (const float other : largest) most = fmaxf(most, other);
   const float inverse = __fdividef(448.f, most), scale = most * (1 / 448.f);
-  const uint8_t code = __nv_cvt_float_to_fp8(values[threadIdx.x] * inverse, __NV_SATFINITE, __NV_E4M3);
-  if (column < a.k) tokens[int64_t{token} * a.k + column] = code_value(code) * scale;
+  for (int column = first + threadIdx.x; column < end; column += kThreads)
+    tokens[int64_t{token} * a.k + column] = code_value(__nv_cvt_float_to_fp8(value(column) * inverse, __NV_SATFINITE, __NV_E4M3)) * scale;
 }
 
 // Half a unit in the last place, and what the tensor cores drop of sums that are far larger than the result.
@@ -65,17 +67,28 @@ struct CodedChecker {
       call->layout = {.form = cuda::WeightForm::fp8};
       return Numbers{DType::f32, dense_.at(), c.k};
     };
-    checker.tokens = [this, stream](const LinearArgs& call) {
-      const int columns = checker.tiles_take(call) ? cuda::kTileScaleColumns : 128;
+    checker.tokens = [this, stream](const LinearArgs& call, bool own) {
       MAGA_CHECK(int64_t{call.m} * call.k * 4 <= static_cast<int64_t>(tokens_.bytes()), call.m, " x ", call.k);
-      round_tokens<<<dim3((call.k + columns - 1) / columns, call.m), columns, 0, stream>>>(call, static_cast<float*>(tokens_.at()));
-      return Numbers{DType::f32, tokens_.at(), call.k};
+      const bool tiled = checker.tiles_take(call);
+      const int most = tiled ? call.m : 64;  // at a time
+      std::vector<Numbers> readings = {{DType::f32, tokens_.at(), call.k}};
+      for (int from = 0; from < call.m; from += most) {
+        const int count = std::min(most, call.m - from), columns = cuda::stream_rounds(count) ? 128 : cuda::kScaleColumns;
+        round_tokens<<<dim3((call.k + columns - 1) / columns, count), kThreads, 0, stream>>>(call, from, columns,
+                                                                                            static_cast<float*>(tokens_.at()));
+      }
+      if (tiled && !own) {  // it may be cuBLASLt's, with a scale for the whole of each token
+        auto* const whole = static_cast<float*>(whole_.at());
+        round_tokens<<<dim3(1, call.m), kThreads, 0, stream>>>(call, 0, call.k, whole);
+        readings.push_back({DType::f32, whole, call.k});
+      }
+      return readings;
     };
   }
   Checker checker;
 
  private:
-  DeviceBuffer codes_{32 << 20}, dense_{128 << 20}, tokens_{32 << 20};
+  DeviceBuffer codes_{32 << 20}, dense_{128 << 20}, tokens_{32 << 20}, whole_{32 << 20};
 };
 
 constexpr ActivationKind kActivations[] = {ActivationKind::silu, ActivationKind::gelu, ActivationKind::gelu_tanh,

@@ -1,5 +1,5 @@
-// Which way a linear goes: a streaming kernel for few tokens, and for many a tiled one or, unless its weight is of e4m3, cuBLASLt,
-// whichever was measured to be faster. Codes have kernels of their own, or are made dense.
+// Which way a linear goes: a streaming kernel for few tokens, and for many a tiled one or cuBLASLt, whichever was measured to be
+// faster. Codes have kernels of their own, or are made dense.
 #include "backends/cuda/linear.h"
 
 #include <algorithm>
@@ -34,6 +34,16 @@ LinearArgs piece_of(const LinearArgs& args, int first, int count) {
   piece.out = moved(args.out, args.out_stride, args.out_type);
   piece.residual = moved(args.residual, args.residual_stride, args.type);
   return piece;
+}
+
+// The product of a gated linear, (m, 2 n): gate | up.
+LinearArgs halves_of(const LinearArgs& args) {
+  LinearArgs halves = args;
+  halves.gated = false;
+  halves.n = 2 * args.n;
+  halves.out = static_cast<char*>(args.scratch) + kGemmWorkspaceBytes;
+  halves.out_stride = halves.n;
+  return halves;
 }
 
 // What chooses kernels for a device.
@@ -99,6 +109,8 @@ struct Linears::State {
 
   Way way_of(const Queue& queue, const LinearArgs& args);
   Way measure(const Queue& queue, LinearArgs args);
+  void tiles(const Queue& queue, const LinearArgs& args, const TileConfig& tile);
+  bool library_takes(const LinearArgs& args);
   void library(const Queue& queue, const LinearArgs& args);
   void dense(const Queue& queue, const LinearArgs& args);
   void affine(const Queue& queue, const LinearArgs& args);
@@ -116,14 +128,10 @@ struct Linears::State {
 Linears::Linears() : state_(new State) {}
 Linears::~Linears() { delete state_; }
 
-// A gated linear as run(a plain one) and its activation.
+// A gated linear as run(its product) and its activation.
 template <typename Run>
 void Linears::State::in_halves(const Queue& queue, const LinearArgs& args, Run&& run) {
-  LinearArgs halves = args;  // (m, 2 n): gate | up
-  halves.gated = false;
-  halves.n = 2 * args.n;
-  halves.out = static_cast<char*>(args.scratch) + kGemmWorkspaceBytes;
-  halves.out_stride = halves.n;
+  const LinearArgs halves = halves_of(args);
   run(halves);
   activation(queue, args.type,
              {.gate = {halves.out, halves.out_stride},
@@ -134,11 +142,27 @@ void Linears::State::in_halves(const Queue& queue, const LinearArgs& args, Run&&
               .kind = args.activation});
 }
 
-void Linears::State::library(const Queue& queue, const LinearArgs& args) {
+// Either way, tokens of an e4m3 weight are rounded first: by runs of columns for tiles, as a whole for cuBLASLt.
+void Linears::State::tiles(const Queue& queue, const LinearArgs& args, const TileConfig& tile) {
+  const bool fp8 = args.layout.form == WeightForm::fp8;
+  kinds.tiles.run(queue, fp8 ? linear_quantize(queue, args, args.widened) : args, tile);
+}
+
+void Linears::State::library(const Queue& queue, const LinearArgs& call) {
+  const bool fp8 = call.layout.form == WeightForm::fp8;
+  const LinearArgs args = fp8 ? linear_quantize(queue, call, call.widened, true) : call;
   if (args.gated)
     in_halves(queue, args, [&](const LinearArgs& halves) { gemms.run(queue, halves, args.scratch); });
   else
     gemms.run(queue, args, args.scratch);
+}
+
+bool Linears::State::library_takes(const LinearArgs& args) {
+  if (args.slabs) return false;
+  if (args.layout.form != WeightForm::fp8) return true;
+  LinearArgs call = args;
+  call.x = args.widened, call.x_stride = args.k;
+  return gemms.takes(args.gated ? halves_of(call) : call);
 }
 
 Linears::State::Way Linears::State::measure(const Queue& queue, LinearArgs args) {
@@ -163,10 +187,10 @@ Linears::State::Way Linears::State::measure(const Queue& queue, LinearArgs args)
   std::vector<TileConfig> configs = tile_configs(shape);
   std::erase_if(configs, [&](const TileConfig& config) { return config.split != expected.split; });
   configs.resize(std::min<size_t>(configs.size(), fp8 ? kTimedFp8Tiles : kTimedTiles));
-  const size_t count = configs.size() + (args.slabs || fp8 ? 0 : 1);
+  const size_t count = configs.size() + (library_takes(args) ? 1 : 0);
   const size_t fastest = stopwatch.fastest(queue.stream, args.scratch, kGemmWorkspaceBytes, count, [&](size_t i) {
     if (i < configs.size())
-      kinds.tiles.run(queue, args, configs[i]);
+      tiles(queue, args, configs[i]);
     else
       library(queue, args);
     return true;
@@ -252,17 +276,17 @@ void Linears::State::widened(const Queue& queue, const LinearArgs& args) {
   }
 }
 
-// Streaming kernels round the tokens themselves. For tiles they are rounded first, as many at a time as find room; results that lie
+// Streaming kernels round the fewest tokens themselves. More are rounded first, as many at a time as find room; results that lie
 // where tiles cannot write are streamed too.
 void Linears::State::fp8(const Queue& queue, const LinearArgs& args) {
+  const int room = most_quantized(kWidenedBytes, args.k);
+  MAGA_CHECK(args.widened && room >= kFewTokens, "no room for tokens of ", args.k, " columns");
   const auto stream = [&](const LinearArgs& piece) {
     kinds.streams.run(queue, piece, choose_stream(kinds.streams.shape_of(piece)));
   };
   if (kinds.streams.takes(args)) return stream(args);
   const bool tiled = kinds.tiles.takes(args);
-  const auto room = static_cast<int>(kWidenedBytes / quantized_token_bytes(args.k));
   const int step = tiled ? room : kFewTokens;
-  MAGA_CHECK(args.widened && room > 0, "no room for tokens of ", args.k, " columns");
   MAGA_CHECK(!args.slabs || (tiled && args.m <= room), "slabs for a linear in pieces: n ", args.n, ", k ", args.k, ", m ", args.m);
   for (int first = 0; first < args.m; first += step) {
     const LinearArgs piece = piece_of(args, first, step);
@@ -270,8 +294,8 @@ void Linears::State::fp8(const Queue& queue, const LinearArgs& args) {
       stream(piece);
       continue;
     }
-    const LinearArgs rounded = linear_quantize(queue, piece, args.widened);
-    kinds.tiles.run(queue, rounded, way_of(queue, rounded).tile);
+    const auto [own, tile] = way_of(queue, piece);
+    own || !library_takes(piece) ? tiles(queue, piece, tile) : library(queue, piece);
   }
 }
 

@@ -14,7 +14,7 @@ struct LinearArgs {
   WeightLayout layout;
   const void* x = nullptr;         // (m, k) of `type`
   int64_t x_stride = 0;            // elements
-  const float* x_scale = nullptr;  // (ceil(k / 512), m): x holds e4m3 codes, as the tiles of e4m3 weights take it
+  const float* x_scale = nullptr;  // as linear_quantize() leaves them: x holds e4m3 codes
   int m = 0, n = 0, k = 0;
   DType type = DType::bf16;  // f32, f16, bf16
 

@@ -71,6 +71,12 @@ __device__ __forceinline__ void copy_2d(uint32_t to, const CUtensorMap* map, int
       "l"(map), "r"(c0), "r"(c1), "r"(barrier), "l"(policy)
       : "memory");
 }
+// Bytes as they lie, from and to addresses of whole 16 bytes.
+__device__ __forceinline__ void copy_bytes(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
+               "r"(bytes), "r"(barrier)
+               : "memory");
+}
 // Coordinates (0, c1, c2).
 __device__ __forceinline__ void copy_units(uint32_t to, const CUtensorMap* map, int c1, int c2, uint32_t barrier, uint64_t policy) {
   asm volatile(

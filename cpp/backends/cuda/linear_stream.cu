@@ -6,6 +6,7 @@
 
 #include "backends/cuda/launch.cuh"
 #include "backends/cuda/linear_maps.h"
+#include "backends/cuda/linear_quantize.h"
 #include "backends/cuda/linear_stream_args.h"
 
 namespace maga::cuda {
@@ -24,7 +25,7 @@ StreamKernel kernel_of(int tokens, int rows) {
 }
 
 template <typename T>
-StreamFp8Kernel fp8_kernel_of(int tokens, int rows) {
+StreamKernel fp8_kernel_of(int tokens, int rows) {
   switch (tokens) {
     case 8: return stream_fp8_kernel<T, 8>(rows);
     case 16: return stream_fp8_kernel<T, 16>(rows);
@@ -60,17 +61,10 @@ StreamShape Streams::shape_of(const LinearArgs& args) const {
           .fp8 = args.layout.form == WeightForm::fp8};
 }
 
-template <typename Kernel>
-void Streams::allow_shared(Kernel* kernel) {
-  MAGA_CHECK(kernel, "no such streaming kernel");
-  const auto* const known = reinterpret_cast<const void*>(kernel);
-  if (std::find(raised_.begin(), raised_.end(), known) != raised_.end()) return;
-  MAGA_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kStreamMostShared));
-  raised_.push_back(known);
-}
-
-void Streams::run(const Queue& queue, const LinearArgs& args, const StreamConfig& config) {
-  const StreamShape shape = shape_of(args);
+void Streams::run(const Queue& queue, const LinearArgs& call, const StreamConfig& config) {
+  const StreamShape shape = shape_of(call);
+  const bool rounds = shape.fp8 && stream_rounds(config.tokens);
+  const LinearArgs args = shape.fp8 && !rounds ? linear_quantize(queue, call, call.widened) : call;
   const StreamTile& tile = config.tile;
   const int columns = shape.fp8 ? 128 : 64;  // of a box
   StreamArgs arguments{.out = args.out,
@@ -88,23 +82,26 @@ void Streams::run(const Queue& queue, const LinearArgs& args, const StreamConfig
                        .out_f32 = args.out_type == DType::f32,
                        .gated = args.gated,
                        .activation = args.activation};
-  const dim3 grid(config.ctas * config.split), block(stream_threads(tile, shape.fp8));
+  const dim3 grid(config.ctas * config.split), block(stream_threads(tile, config.tokens, shape.fp8));
   const int bytes = stream_shared_bytes(tile, config.tokens, config.stages, shape.fp8);
-  const CUtensorMap weights = weight_map(args, tile.rows);
-  if (shape.fp8) {
+  if (shape.fp8) arguments.weight_scale = fp8_scales(args.weight, shape.rows, args.k);
+  if (rounds) {
     arguments.x = args.x, arguments.x_stride = args.x_stride, arguments.k = args.k;
     arguments.x_aligned = aligned(args.x) && args.x_stride % 8 == 0;
-    arguments.weight_scale = fp8_scales(args.weight, shape.rows, args.k);
-    const StreamFp8Kernel kernel = args.type == DType::bf16 ? fp8_kernel_of<__nv_bfloat16>(config.tokens, tile.rows)
-                                                            : fp8_kernel_of<__half>(config.tokens, tile.rows);
-    allow_shared(kernel);
-    launch(queue, kernel, grid, block, bytes, arguments, weights);
-    return;
+  } else if (shape.fp8) {
+    arguments.x_scale = args.x_scale, arguments.x_runs = scale_runs(args.k);
   }
-  const StreamKernel kernel =
-      args.type == DType::bf16 ? kernel_of<__nv_bfloat16>(config.tokens, tile.rows) : kernel_of<__half>(config.tokens, tile.rows);
-  allow_shared(kernel);
-  launch(queue, kernel, grid, block, bytes, arguments, weights, token_map(args, config.tokens));
+  const auto kernel_for = [&]<typename T>(T) {
+    return shape.fp8 ? fp8_kernel_of<T>(config.tokens, tile.rows) : kernel_of<T>(config.tokens, tile.rows);
+  };
+  const StreamKernel kernel = args.type == DType::bf16 ? kernel_for(__nv_bfloat16{}) : kernel_for(__half{});
+  MAGA_CHECK(kernel, "no streaming kernel of ", config.tokens, " x ", tile.rows);
+  if (std::find(raised_.begin(), raised_.end(), reinterpret_cast<const void*>(kernel)) == raised_.end()) {
+    MAGA_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kStreamMostShared));
+    raised_.push_back(reinterpret_cast<const void*>(kernel));
+  }
+  const CUtensorMap weights = weight_map(args, tile.rows);
+  launch(queue, kernel, grid, block, bytes, arguments, weights, rounds ? weights : token_map(args, config.tokens));
 }
 
 }  // namespace maga::cuda

@@ -56,13 +56,19 @@ constexpr int stream_shared_bytes(const StreamTile& tile, int tokens, int stages
   return 1024 + kStreamHeader + stream_slack_bytes(tile) +  // 1024: to align
          stages * (stream_step_bytes(tile, tokens) + stream_scale_bytes(tile, tokens, fp8));
 }
-// Warps that bring tokens and round them to e4m3, and into how many units for them a box is divided.
-constexpr int kStreamFp8TokenWarps = 3;
-constexpr int stream_fp8_units(int tokens) { return tokens <= 32 ? 1 : tokens / 32; }
+// Whether a kernel of e4m3 weights rounds the tokens itself, in every CTA; more of them are rounded before, once.
+constexpr bool stream_rounds(int tokens) { return tokens <= 16; }
+constexpr int kRoundingWarps = 3;  // bring tokens and round them
 // What is compiled of e4m3 linears: the smaller the tile, the more often the same tokens are rounded.
-constexpr bool stream_has_fp8(const StreamTile& tile) { return tile.rows >= 64 && tile.rows != 96; }
-constexpr int stream_threads(const StreamTile& tile, bool fp8) {
-  return 128 * tile.groups + 32 + 32 * (fp8 ? kStreamFp8TokenWarps : 1);
+constexpr bool stream_has_fp8(const StreamTile& tile, int tokens) {
+  return !stream_rounds(tokens) || (tile.rows >= 64 && tile.rows != 96);
+}
+// CTAs for which an SM has registers.
+constexpr int stream_fp8_ctas(const StreamTile& tile, int tokens) {
+  return stream_rounds(tokens) || (tile.groups == 1 && tile.rows <= 64) ? 2 : 1;
+}
+constexpr int stream_threads(const StreamTile& tile, int tokens, bool fp8) {
+  return 128 * tile.groups + 32 + 32 * (fp8 && stream_rounds(tokens) ? kRoundingWarps : 1);
 }
 
 StreamConfig choose_stream(const StreamShape& shape);
@@ -75,12 +81,10 @@ class Streams {
   // Whether there is a streaming kernel for this call on this device.
   bool takes(const LinearArgs& args) const;
   StreamShape shape_of(const LinearArgs& args) const;
+  // Of e4m3 weights: rounds tokens into args.widened first, unless stream_rounds(config.tokens).
   void run(const Queue& queue, const LinearArgs& args, const StreamConfig& config);
 
  private:
-  template <typename Kernel>
-  void allow_shared(Kernel* kernel);
-
   int sms_ = 0;
   bool hopper_ = false;
   std::vector<const void*> raised_;  // kernels allowed their shared memory

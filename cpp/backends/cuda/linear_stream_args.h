@@ -16,12 +16,15 @@ struct StreamArgs {
   int split, stages, window;
   bool out_f32, gated;
   ActivationKind activation;
-  // Of e4m3 weights: tokens, not brought by a tensor map, and a scale for each row (gated: those of the gate, then those of up).
+  // Of e4m3 weights: a scale for each row (gated: those of the gate, then those of up), and tokens to round, which no tensor map
+  // brings, or the scales of rounded ones.
+  const float* weight_scale;
   const void* x;  // (m, k) of T
   int64_t x_stride;
   int k;
-  bool x_aligned;  // to 16 bytes
-  const float* weight_scale;
+  bool x_aligned;        // to 16 bytes
+  const float* x_scale;  // (x_runs, quantized_scale_stride(m))
+  int x_runs;            // of kScaleColumns columns
 };
 
 using StreamKernel = void (*)(StreamArgs, CUtensorMap, CUtensorMap);
@@ -31,8 +34,7 @@ template <typename T, int kTokens>
 StreamKernel stream_kernel(int rows);
 
 // Of e4m3 weights. Instantiated in linear_stream_fp8_<type>_<tokens>.cu.
-using StreamFp8Kernel = void (*)(StreamArgs, CUtensorMap);
 template <typename T, int kTokens>
-StreamFp8Kernel stream_fp8_kernel(int rows);
+StreamKernel stream_fp8_kernel(int rows);
 
 }  // namespace maga::cuda

@@ -37,7 +37,7 @@ int ring_steps(const StreamShape& shape, const StreamTile& tile) { return divide
 
 // Whether two CTAs find room for their registers.
 bool two_fit(const StreamShape& shape, const StreamTile& tile, int tokens) {
-  if (shape.fp8) return tokens <= 16 || (tokens == 32 && tile.groups == 1);
+  if (shape.fp8) return stream_fp8_ctas(tile, tokens) == 2;
   return tokens < 64 || tile.rows <= 128;
 }
 
@@ -50,7 +50,7 @@ bool place(const StreamShape& shape, const StreamTile& tile, int split, Placemen
   const int slots = placement == Placement::two_an_sm ? 2 * shape.sms : shape.sms;
   if (split > steps) return false;
   if (split > 1 && (!shape.may_split || tiles * split > 2 * shape.sms)) return false;
-  if (shape.fp8 && !stream_has_fp8(tile)) return false;
+  if (shape.fp8 && !stream_has_fp8(tile, tokens)) return false;
   if (placement == Placement::two_an_sm && (!two_fit(shape, tile, tokens) || tiles * split <= shape.sms)) return false;
   const int rounds = divide_up(tiles * split, slots), ctas = divide_up(tiles, rounds);
   const int per_sm = divide_up(ctas * split, shape.sms);
@@ -59,8 +59,8 @@ bool place(const StreamShape& shape, const StreamTile& tile, int split, Placemen
   const int fit = (shared - stream_shared_bytes(tile, tokens, 0, shape.fp8)) / step;
   const int stages = std::min({fit, kMostStages, divide_up(steps, split) * divide_up(tiles, ctas)});
   if (fit < 2) return false;
-  // A warp that brings tokens must not come back to a slot two uses later: it could not tell them apart.
-  if (shape.fp8 && fit * tile.boxes * stream_fp8_units(tokens) < kStreamFp8TokenWarps) return false;
+  // A warp that rounds tokens must not come back to a slot two uses later: it could not tell them apart.
+  if (shape.fp8 && stream_rounds(tokens) && fit * tile.boxes < kRoundingWarps) return false;
   const int window = divide_up(tokens < kManyTokens ? kWindowBytes : kWindowBytesMany, step * per_sm);
   *config = {tile, tokens, split, ctas, stages, std::min(window, stages)};
   return true;
@@ -86,7 +86,7 @@ double estimate(const StreamShape& shape, const StreamConfig& config) {
   const double one_sm = kBytesPerUs / shape.sms * kOneSm * ring / (ring + kRingBytes);
   // A step's tokens to e4m3, as measured on the 8B's matrices; CTAs of one SM slow each other.
   const double round_us = tile.boxes * (0.02 + 0.0225 * tokens) * (per_sm > 1 ? 1.4 : 1);
-  const double step_us = shape.fp8 ? std::max(kStepUs, round_us) : kStepUs;
+  const double step_us = shape.fp8 && stream_rounds(tokens) ? std::max(kStepUs, round_us) : kStepUs;
   const double slab_bytes = split > 1 ? 4. * split * shape.m * shape.rows : 0;
   return std::max({cta_bytes * all / kBytesPerUs, cta_bytes * per_sm / one_sm, steps * step_us + kStartUs}) +
          kSlabCost * slab_bytes / kBytesPerUs + (per_sm == 1 ? kAloneUs : 0) + kSplitUs * split +

@@ -1,5 +1,5 @@
 #include "backends/cuda/linear_stream_fp8.cuh"
 
 namespace maga::cuda {
-template StreamFp8Kernel stream_fp8_kernel<__nv_bfloat16, 8>(int rows);
+template StreamKernel stream_fp8_kernel<__nv_bfloat16, 8>(int rows);
 }

@@ -88,7 +88,10 @@ void Tiles::run(const Queue& queue, const LinearArgs& args, const TileConfig& co
                      .out_f32 = args.out_type == DType::f32,
                      .gated = args.gated,
                      .activation = args.activation};
-  if (shape.fp8) arguments.x_scale = args.x_scale, arguments.weight_scale = fp8_scales(args.weight, shape.rows, args.k);
+  if (shape.fp8) {
+    arguments.x_scale = args.x_scale, arguments.x_scale_stride = quantized_scale_stride(args.m);
+    arguments.weight_scale = fp8_scales(args.weight, shape.rows, args.k);
+  }
   if (arguments.token_units == 1) arguments.weight_policy = hopper::kEvictFirst;  // read once
   const int items = arguments.token_units * arguments.row_units * arguments.split;
   const CUtensorMap weights = weight_map(args, tile.rows / 2), x = token_map(args, tokens / 2);

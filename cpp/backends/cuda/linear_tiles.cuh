@@ -44,7 +44,7 @@ struct TokenScales {
   int stride;
   float ahead[2];
 
-  __device__ __forceinline__ TokenScales(const TileArgs& a, int token, int run) : stride(a.m) {
+  __device__ __forceinline__ TokenScales(const TileArgs& a, int token, int run) : stride(a.x_scale_stride) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       from[half] = a.x_scale + int64_t{run} * stride + min(token + static_cast<int>(threadIdx.x) % 32 / 4 + half * 8, a.m - 1);

@@ -1,11 +1,12 @@
 // What a tiled kernel is given, and how its launcher finds it.
 #pragma once
 
+#include "backends/cuda/linear_quantize.h"
 #include "backends/cuda/linear_tiles.h"
 
 namespace maga::cuda {
 
-constexpr int kScaleSteps = 4;  // steps of e4m3 tokens that share a scale
+constexpr int kScaleSteps = kScaleColumns / 128;  // steps of e4m3 tokens that share a scale
 
 struct TileArgs {
   void* out;             // (m, n) of T, or f32
@@ -23,7 +24,8 @@ struct TileArgs {
   bool share_weights, out_f32, gated;
   ActivationKind activation;
   // Of e4m3 linears.
-  const float* x_scale;       // (runs of kScaleSteps steps, m)
+  const float* x_scale;       // (runs of kScaleSteps steps, x_scale_stride)
+  int x_scale_stride;
   const float* weight_scale;  // (rows)
 };
 
