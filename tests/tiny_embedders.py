@@ -26,6 +26,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", {"num_key_value_heads": 2, "head_dim": 12}),
     "llama": ("Llama", {"num_key_value_heads": 2}),
 }
+SCORERS = [kind for kind in KINDS if not kind.startswith("nomic-bert")]  # which is published for embeddings alone
 
 
 def tiny(kind: str, suffix: str, folder: Path, **settings: Any) -> Any:

@@ -9,7 +9,7 @@ from cards import card, needs_card
 from maga_transformer import _core
 from maga_transformer.checkpoint import open_checkpoint
 from runner import Runner, embedded
-from tiny_embedders import KINDS, TEXTS, pooled, scored, sentence_transformer, tiny
+from tiny_embedders import KINDS, SCORERS, TEXTS, pooled, scored, sentence_transformer, tiny
 from tiny_families import IDS, LENGTH, NATIVE, RELAID, native
 
 pytestmark = needs_card
@@ -44,7 +44,7 @@ def test_embeddings(kind: str, pooling: str, tmp_path: Path) -> None:
     assert relative(embedded(card("bf16"), checkpoint, TEXTS, "bf16"), expected) < 0.1
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SCORERS)
 def test_scores(kind: str, tmp_path: Path) -> None:
     expected = scored(tiny(kind, "ForSequenceClassification", tmp_path, num_labels=3))
     checkpoint = open_checkpoint(str(tmp_path))

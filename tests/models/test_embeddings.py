@@ -11,7 +11,7 @@ from maga_transformer.checkpoint import open_checkpoint
 from maga_transformer.models import build_program
 from models_table import check_features
 from runner import embedded
-from tiny_embedders import KINDS, TEXTS, pooled, scored, sentence_transformer, tiny
+from tiny_embedders import KINDS, SCORERS, TEXTS, pooled, scored, sentence_transformer, tiny
 
 BACKENDS = {
     "reference": lambda: _core.reference_backend(),
@@ -35,7 +35,7 @@ def test_embeddings(kind: str, pooling: str, backend: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("labels", [1, 3])
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.startswith("nomic-bert")])
+@pytest.mark.parametrize("kind", SCORERS)
 def test_scores(kind: str, labels: int, backend: str, tmp_path: Path) -> None:
     model = tiny(kind, "ForSequenceClassification", tmp_path, num_labels=labels)
     expected = scored(model)
