@@ -137,8 +137,8 @@ class Checker {
   // Gives the call another weight, and tells the numbers that it stands for.
   std::function<Numbers(const Case&, uint32_t seed, LinearArgs* call)> weights;
   std::string about;  // the weights, for messages
-  // What the kernel that takes the call may make of the tokens, if not what they are.
-  std::function<std::vector<Numbers>(const LinearArgs& call, bool own)> tokens;
+  // What the kernel that takes the call makes of the tokens, if not what they are.
+  std::function<Numbers(const LinearArgs& call)> tokens;
   float outlier = 1;  // how much larger some columns of tokens are than the rest
   // `own`: in a configuration that the check gives.
   std::function<Limits(const Case&, bool own)> limits = limits_of_rounding;
@@ -150,7 +150,7 @@ class Checker {
   }
   void check(const Case& c, const cuda::TileConfig& config) {
     const auto run = [&](LinearArgs args) {
-      if (args.layout.form == cuda::WeightForm::fp8) args = cuda::linear_quantize(queue_, args, args.widened);
+      if (args.layout.form == cuda::WeightForm::fp8) args = cuda::linear_quantize(queue_, args);
       tiles_.run(queue_, args, config);
     };
     check(c, Configured{config.split, run,
@@ -185,8 +185,7 @@ class Checker {
                     .scratch = scratch_.at(),
                     .widened = widened_.at()};
     LinearArgs call = args;
-    Numbers weight{c.type, args.weight, c.k};
-    const Numbers x{c.type, args.x, x_stride};
+    Numbers weight{c.type, args.weight, c.k}, x{c.type, args.x, x_stride};
     if (weights) weight = weights(c, seed, &call);
     int slabs = 0;
     if (c.slabs) {
@@ -201,6 +200,7 @@ class Checker {
                c.name());
     MAGA_CUDA(cudaMemsetAsync(out_.at(), kPoison, held, queue_.stream));
     MAGA_CUDA(cudaMemsetAsync(widened_.at(), kPoison, 1 << 22, queue_.stream));
+    MAGA_CUDA(cudaMemsetAsync(verdict_.at(), 0, sizeof(Verdict), queue_.stream));
     if (c.residual != Case::none) {
       args.residual = call.residual = residual_.at();
       args.residual_stride = call.residual_stride = residual_stride;
@@ -215,31 +215,25 @@ class Checker {
       config->run(call);
     else
       linears_.run(queue_, call);
+    if (tokens) x = tokens(call);
     auto* const sums = static_cast<double*>(sums_.at());
     auto* const verdict = static_cast<Verdict*>(verdict_.at());
     const auto blocks = [&](int count) { return dim3((count + kCheckThreads - 1) / kCheckThreads, c.m); };
+    reference<<<blocks(rows), kCheckThreads, 0, queue_.stream>>>(x, weight, rows, c.k, sums);
+    compare<<<blocks(c.n), kCheckThreads, 0, queue_.stream>>>(args, sums, slabs, verdict);
+    if (c.slabs)
+      stray<<<256, kCheckThreads, 0, queue_.stream>>>(static_cast<uint8_t*>(out_.at()), held, kMargin, used, 1, used,
+                                                      &verdict->strays);
+    else
+      stray<<<256, kCheckThreads, 0, queue_.stream>>>(static_cast<uint8_t*>(out_.at()), held, kMargin + c.out_shift * out,
+                                                      out_stride * out, c.m, c.n * out, &verdict->strays);
+    MAGA_CUDA(cudaGetLastError());
+    Verdict found;
+    MAGA_CUDA(cudaMemcpyAsync(&found, verdict, sizeof found, cudaMemcpyDeviceToHost, queue_.stream));
+    MAGA_CUDA(cudaStreamSynchronize(queue_.stream));
     const Limits limit = limits(c, config.has_value());
-    Verdict found{};
-    double relative = 0;
-    float share = std::numeric_limits<float>::infinity();
-    for (const Numbers& of_tokens : tokens ? tokens(call, config.has_value()) : std::vector{x}) {
-      MAGA_CUDA(cudaMemsetAsync(verdict, 0, sizeof(Verdict), queue_.stream));
-      reference<<<blocks(rows), kCheckThreads, 0, queue_.stream>>>(of_tokens, weight, rows, c.k, sums);
-      compare<<<blocks(c.n), kCheckThreads, 0, queue_.stream>>>(args, sums, slabs, verdict);
-      if (c.slabs)
-        stray<<<256, kCheckThreads, 0, queue_.stream>>>(static_cast<uint8_t*>(out_.at()), held, kMargin, used, 1, used,
-                                                        &verdict->strays);
-      else
-        stray<<<256, kCheckThreads, 0, queue_.stream>>>(static_cast<uint8_t*>(out_.at()), held, kMargin + c.out_shift * out,
-                                                        out_stride * out, c.m, c.n * out, &verdict->strays);
-      MAGA_CUDA(cudaGetLastError());
-      Verdict judged;
-      MAGA_CUDA(cudaMemcpyAsync(&judged, verdict, sizeof judged, cudaMemcpyDeviceToHost, queue_.stream));
-      MAGA_CUDA(cudaStreamSynchronize(queue_.stream));
-      const double off = std::sqrt(judged.squares / judged.true_squares);
-      const float of_limit = std::max(judged.worst / limit.worst, static_cast<float>(off / limit.relative));
-      if (of_limit < share || found.true_squares == 0) found = judged, relative = off, share = of_limit;
-    }
+    const double relative = std::sqrt(found.squares / found.true_squares);
+    const float share = std::max(found.worst / limit.worst, static_cast<float>(relative / limit.relative));
     nearest_ = std::max(nearest_, share);
     if (share <= 1 && found.strays == 0) return relative;
     if (++failures_ <= 40) {

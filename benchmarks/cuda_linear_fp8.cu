@@ -1,7 +1,7 @@
 // Checks the CUDA linears of e4m3 weights, or times them on the matrices of Llama-3-8B:
 //   cuda_linear_fp8 check [small | bf16]  every kernel and epilogue against sums in double of the same rounded tokens and codes
 //   cuda_linear_fp8 error             how far rounding the tokens takes a result, against exact tokens
-//   cuda_linear_fp8 time              through Linears, beside cuBLASLt on the same weights and on bf16 ones, without activation
+//   cuda_linear_fp8 time              through Linears, beside cuBLASLt on bf16 weights
 //   cuda_linear_fp8 sweep             every configuration, against the one that is chosen
 // --libraries FOLDER: where to look for cuBLASLt first.
 //
@@ -68,7 +68,6 @@ class Timer {
     }) / launches;
   }
   float* slabs() { return static_cast<float*>(slabs_.at()); }
-  void* widened() { return widened_.at(); }
 
   cudaStream_t stream = make_stream();
   cuda::Linears linears;
@@ -84,18 +83,13 @@ class Timer {
   int64_t bytes_ = 0;
 };
 
-void without_activation(LinearArgs* args) {
-  if (args->gated) args->gated = false, args->n *= 2, args->out_stride = args->n;
-  args->slabs = nullptr;
-}
-
 constexpr int kTokens[] = {1, 8, 16, 32, 64, 128, 256, 1024, 8192};
 
 void time_linears(Timer& timer) {
   const cuda::Queue queue{timer.stream, true};
-  std::printf("%-8s %5s %9s %7s %8s %9s %9s %9s\n", "", "m", "us", "share", "TFLOP/s", "rounding", "cuBLASLt", "its bf16");
+  std::printf("%-8s %5s %9s %7s %8s %9s %9s\n", "", "m", "us", "share", "TFLOP/s", "rounding", "cuBLASLt bf16");
   for (const Matrix& matrix : kLlama3_8B) {
-    double own[std::size(kTokens)], rounding[std::size(kTokens)] = {}, library[std::size(kTokens)] = {};
+    double own[std::size(kTokens)], rounding[std::size(kTokens)] = {};
     timer.prepare(matrix, true);
     const size_t count = matrix.f32 ? 7 : std::size(kTokens);  // logits are of sequences, not of prompts
     for (size_t i = 0; i < count; ++i) {
@@ -103,23 +97,16 @@ void time_linears(Timer& timer) {
       if (matrix.split && cuda::slabs_of(args) > 0) args.slabs = timer.slabs();
       own[i] = timer.us(args, [&](const LinearArgs& a) { timer.linears.run(queue, a); });
       if (cuda::stream_rounds(kTokens[i])) continue;
-      rounding[i] = timer.us(args, [&](const LinearArgs& a) { cuda::linear_quantize(queue, a, a.widened); });
-      without_activation(&args);
-      const cuda::Queue one_by_one{timer.stream, false};
-      if (timer.gemms.takes(cuda::linear_quantize(queue, args, args.widened, true)))
-        library[i] = timer.us(args, [&](const LinearArgs& a) {
-          timer.gemms.run(one_by_one, cuda::linear_quantize(one_by_one, a, a.widened, true), a.scratch);
-        });
+      rounding[i] = timer.us(args, [&](const LinearArgs& a) { cuda::linear_quantize(queue, a); });
     }
     timer.prepare(matrix, false);
     for (size_t i = 0; i < count; ++i) {
       LinearArgs args = timer.args(matrix, kTokens[i], false);
-      without_activation(&args);
+      if (args.gated) args.gated = false, args.n *= 2, args.out_stride = args.n;  // without the activation
       const double us = timer.us(args, [&](const LinearArgs& a) { timer.gemms.run({timer.stream, false}, a, a.scratch); });
-      std::printf("%-8s %5d %9.2f %7.3f %8.1f %9.2f %9.2f %9.2f  x%.2f\n", matrix.name, kTokens[i], own[i],
+      std::printf("%-8s %5d %9.2f %7.3f %8.1f %9.2f %9.2f  x%.2f\n", matrix.name, kTokens[i], own[i],
                   static_cast<double>(code_bytes(matrix.rows(), matrix.k)) / kBytesPerUs / own[i],
-                  2. * kTokens[i] * static_cast<double>(matrix.rows() * matrix.k) / own[i] / 1e6, rounding[i], library[i], us,
-                  us / own[i]);
+                  2. * kTokens[i] * static_cast<double>(matrix.rows() * matrix.k) / own[i] / 1e6, rounding[i], us, us / own[i]);
     }
   }
 }
@@ -143,7 +130,7 @@ void sweep(Timer& timer) {
       } else {
         cuda::TileShape shape = timer.tiles.shape_of(args);
         shape.may_split = matrix.split;
-        const LinearArgs rounded = cuda::linear_quantize(queue, args, timer.widened());
+        const LinearArgs rounded = cuda::linear_quantize(queue, args);
         for (const cuda::TileConfig& c : cuda::tile_configs(shape)) {
           LinearArgs call = rounded;
           if (c.split == 1) call.slabs = nullptr;

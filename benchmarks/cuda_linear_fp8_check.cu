@@ -4,6 +4,7 @@
 
 #include <array>
 
+#include "backends/cuda/rows.h"
 #include "cuda_linear_checker.cuh"
 #include "cuda_linear_fp8.h"
 
@@ -44,7 +45,8 @@ __global__ void round_tokens(LinearArgs a, int from, int columns, float* tokens)
   for (const float other : largest) most = fmaxf(most, other);
   const float inverse = __fdividef(448.f, most), scale = most * (1 / 448.f);
   for (int column = first + threadIdx.x; column < end; column += kThreads)
-    tokens[int64_t{token} * a.k + column] = code_value(__nv_cvt_float_to_fp8(value(column) * inverse, __NV_SATFINITE, __NV_E4M3)) * scale;
+    tokens[int64_t{token} * a.k + column] =
+        code_value(__nv_cvt_float_to_fp8(value(column) * inverse, __NV_SATFINITE, __NV_E4M3)) * scale;
 }
 
 // Half a unit in the last place, and what the tensor cores drop of sums that are far larger than the result.
@@ -67,29 +69,71 @@ struct CodedChecker {
       call->layout = {.form = cuda::WeightForm::fp8};
       return Numbers{DType::f32, dense_.at(), c.k};
     };
-    checker.tokens = [this, stream](const LinearArgs& call, bool own) {
+    checker.tokens = [this, stream](const LinearArgs& call) {
       MAGA_CHECK(int64_t{call.m} * call.k * 4 <= static_cast<int64_t>(tokens_.bytes()), call.m, " x ", call.k);
-      const bool tiled = checker.tiles_take(call);
-      const int most = tiled ? call.m : 64;  // at a time
-      std::vector<Numbers> readings = {{DType::f32, tokens_.at(), call.k}};
+      const int most = checker.tiles_take(call) ? call.m : 64;  // at a time
       for (int from = 0; from < call.m; from += most) {
         const int count = std::min(most, call.m - from), columns = cuda::stream_rounds(count) ? 128 : cuda::kScaleColumns;
         round_tokens<<<dim3((call.k + columns - 1) / columns, count), kThreads, 0, stream>>>(call, from, columns,
-                                                                                            static_cast<float*>(tokens_.at()));
+                                                                                             static_cast<float*>(tokens_.at()));
       }
-      if (tiled && !own) {  // it may be cuBLASLt's, with a scale for the whole of each token
-        auto* const whole = static_cast<float*>(whole_.at());
-        round_tokens<<<dim3(1, call.m), kThreads, 0, stream>>>(call, 0, call.k, whole);
-        readings.push_back({DType::f32, whole, call.k});
-      }
-      return readings;
+      return Numbers{DType::f32, tokens_.at(), call.k};
     };
   }
   Checker checker;
 
  private:
-  DeviceBuffer codes_{32 << 20}, dense_{128 << 20}, tokens_{32 << 20}, whole_{32 << 20};
+  DeviceBuffer codes_{32 << 20}, dense_{128 << 20}, tokens_{32 << 20};
 };
+
+// Norms that round their rows must leave the bits that linear_quantize() makes of them. Returns the failures.
+int check_norms(cudaStream_t stream, bool small, DType type) {
+  constexpr int kMostRows = 1000, kMostSlabs = 5, kWidest = cuda::kMostRoundedColumns;
+  constexpr size_t kRowsBytes = size_t{kMostRows} * kWidest * 2;
+  const DeviceBuffer in(kRowsBytes), out(kRowsBytes), sum(kRowsBytes), weight(kWidest * 2), bias(kWidest * 2),
+      slabs(kRowsBytes * 2 * kMostSlabs), rounded(kRowsBytes), again(kRowsBytes);
+  const cuda::Queue queue{stream, false};
+  int cases = 0, failures = 0;
+  for (const int width : {16, 272, 576, 1040, 2048, 4096, 5120, kWidest})
+    for (const int rows : {17, 64, 133, 300, kMostRows})
+      for (const int count : {0, 2, kMostSlabs})
+        for (const NormKind kind : {NormKind::rms, NormKind::layer}) {
+          if ((small && rows * width > 40'000) || count * rows * width > kMostSlabs * 133 * kWidest) continue;
+          fill(type, in.at(), int64_t{rows} * width, 1.7f, ++cases, 20);
+          fill(type, weight.at(), width, 1.f, cases + 1);
+          fill(type, bias.at(), width, 1.f, cases + 2);
+          fill(DType::f32, slabs.at(), int64_t{count} * rows * width, 1.7f, cases + 3);
+          cuda::NormArgs args{.in = {in.at(), width},
+                              .out = {out.at(), width},
+                              .rows = rows,
+                              .width = width,
+                              .group = width,
+                              .weight = weight.at(),
+                              .bias = kind == NormKind::layer ? bias.at() : nullptr,
+                              .kind = kind,
+                              .eps = 1e-5f,
+                              .rounded = cuda::quantized_tokens(rounded.at(), rows, width)};
+          if (count > 0)
+            args.slabs = {.data = static_cast<const float*>(slabs.at()), .count = count}, args.residual = args.in,
+            args.sum = {sum.at(), width};
+          const auto bytes = static_cast<size_t>(cuda::quantized_bytes(rows, width));
+          for (const DeviceBuffer* to : {&rounded, &again}) MAGA_CUDA(cudaMemsetAsync(to->at(), 0, bytes, stream));
+          MAGA_CHECK(cuda::norm_rounds(type, args), width, " columns");
+          norm(queue, type, args);
+          cuda::linear_quantize(
+              queue, {.x = out.at(), .x_stride = width, .m = rows, .n = 8, .k = width, .type = type, .widened = again.at()});
+          std::vector<char> got(bytes), expected(bytes);
+          MAGA_CUDA(cudaMemcpyAsync(got.data(), rounded.at(), bytes, cudaMemcpyDeviceToHost, stream));
+          MAGA_CUDA(cudaMemcpyAsync(expected.data(), again.at(), bytes, cudaMemcpyDeviceToHost, stream));
+          MAGA_CUDA(cudaStreamSynchronize(stream));
+          if (got == expected) continue;
+          ++failures;
+          std::printf("WRONG norm of %d x %d, %s, %d slabs: not what linear_quantize makes of it\n", rows, width,
+                      name_of(type).data(), count);
+        }
+  std::printf("%d norms that round, %d failures\n", cases, failures);
+  return failures;
+}
 
 constexpr ActivationKind kActivations[] = {ActivationKind::silu, ActivationKind::gelu, ActivationKind::gelu_tanh,
                                            ActivationKind::relu};
@@ -138,7 +182,7 @@ int check_fp8(cudaStream_t stream, bool small, const std::vector<DType>& types) 
     for (const cuda::Tile& tile : cuda::kTiles)
       for (const bool share_weights : {true, false})
         for (const auto [m, n, k] : {std::array{65, 1208, 1040}, {100, 48, 80}, {385, 520, 528}, {520, 4112, 272}}) {
-          if (!cuda::tile_has_fp8(tile) || (small && m > 100)) continue;
+          if (!cuda::has_tile(tile, true) || (small && m > 100)) continue;
           auto with = [&](int split, auto&& change) {
             Case c{.type = type, .m = m, .n = n, .k = k};
             change(c);
@@ -150,7 +194,9 @@ int check_fp8(cudaStream_t stream, bool small, const std::vector<DType>& types) 
           if (k >= 256 && m < 500) with(2, [](Case& c) { c.slabs = true; });
         }
   }
-  return checker.report();
+  int failures = checker.report();
+  for (const DType type : types) failures += check_norms(stream, small, type);
+  return failures;
 }
 
 void print_fp8_errors(cudaStream_t stream) {

@@ -33,17 +33,7 @@ struct Candidate {
 enum Compute : int { kCompute32F = 68 };
 enum Transpose : int { kTransposeNo = 0, kTransposeYes = 1 };
 enum Epilogue : int { kEpilogueNone = 1, kEpilogueBias = 4 };
-enum OperationAttribute : int {
-  kTransposeA = 3,
-  kTransposeB = 4,
-  kEpilogue = 7,
-  kBiasPointer = 8,
-  kScalePointerA = 17,
-  kScalePointerB = 18,
-  kScaleModeA = 31,
-  kScaleModeB = 32
-};
-enum ScaleMode : int { kScaleOfRow = 3 };  // fp32, one for each row of weight and token; since cuBLASLt 12.9
+enum OperationAttribute : int { kTransposeA = 3, kTransposeB = 4, kEpilogue = 7, kBiasPointer = 8 };
 enum LayoutAttribute : int { kColumns = 3 };
 enum PreferenceAttribute : int {
   kMaxWorkspace = 1,

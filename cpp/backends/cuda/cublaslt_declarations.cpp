@@ -47,12 +47,6 @@ static_assert(int{kTransposeNo} == CUBLAS_OP_N && int{kTransposeYes} == CUBLAS_O
 static_assert(int{kEpilogueNone} == CUBLASLT_EPILOGUE_DEFAULT && int{kEpilogueBias} == CUBLASLT_EPILOGUE_BIAS);
 static_assert(int{kTransposeA} == CUBLASLT_MATMUL_DESC_TRANSA && int{kTransposeB} == CUBLASLT_MATMUL_DESC_TRANSB);
 static_assert(int{kEpilogue} == CUBLASLT_MATMUL_DESC_EPILOGUE && int{kBiasPointer} == CUBLASLT_MATMUL_DESC_BIAS_POINTER);
-static_assert(int{kScalePointerA} == CUBLASLT_MATMUL_DESC_A_SCALE_POINTER);
-static_assert(int{kScalePointerB} == CUBLASLT_MATMUL_DESC_B_SCALE_POINTER);
-#if CUBLAS_VERSION >= 120900
-static_assert(int{kScaleModeA} == CUBLASLT_MATMUL_DESC_A_SCALE_MODE && int{kScaleModeB} == CUBLASLT_MATMUL_DESC_B_SCALE_MODE);
-static_assert(int{kScaleOfRow} == CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F);
-#endif
 static_assert(int{kColumns} == CUBLASLT_MATRIX_LAYOUT_COLS);
 static_assert(int{kMaxWorkspace} == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES);
 static_assert(int{kReductionSchemes} == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK);

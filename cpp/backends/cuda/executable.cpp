@@ -49,6 +49,7 @@ void CudaExecutable::forward(const DeviceStep& step, const Step* host) {
   step_.chosen = chosen_.as<int32_t>();
   pending_.reset();
   own_keys_ = {};
+  rounded_ = false;
   for (size_t i = 0; i < program_.rope_tables.size(); ++i) {
     const RopeTable& table = program_.rope_tables[i];
     rope_turns(queue_, step_,
@@ -66,6 +67,7 @@ void CudaExecutable::forward(const DeviceStep& step, const Step* host) {
   for (const auto& plan : plans_) plan->plan(queue_, step_, host);
   for (size_t i = 0; i < program_.ops.size(); ++i) {
     if (pending_ && !adds_up_[i]) add_up_pending();
+    rounds_next_ = rounds_[i];
     std::visit([this](const auto& op) { run(op); }, program_.ops[i]);
   }
   if (pending_) add_up_pending();

@@ -115,6 +115,7 @@ class CudaExecutable : public Executable {
   StepBounds bounds_;
   std::vector<bool> wide_;     // (values) logits of the vocabulary and of routers, which stay fp32
   std::vector<bool> adds_up_;  // (ops) whether the op can add up the slabs of the linear before it
+  std::vector<bool> rounds_;   // (ops) whether it is a norm of what the next one, a linear of e4m3 weights, takes
 
   Stream stream_;
   Queue queue_;
@@ -141,6 +142,7 @@ class CudaExecutable : public Executable {
   DeviceStep step_;
   std::optional<Pending> pending_;
   OwnKeys own_keys_;
+  bool rounds_next_ = false, rounded_ = false;  // whether the norm may round, and has rounded, the tokens of the next linear
 };
 
 }  // namespace maga::cuda

@@ -113,7 +113,17 @@ void CudaExecutable::plan_lowering() {
   const auto kept = [&](ValueId value) {
     return value == program_.logits || std::count(program_.outputs.begin(), program_.outputs.end(), value) > 0;
   };
+  const auto takes_rounded = [&](const Op& op, const View& x) {
+    const auto of_codes = [&](const auto& linear) {
+      return linear.in == x && weight(linear.weight).layout().form == WeightForm::fp8;
+    };
+    if (const auto* linear = std::get_if<Linear>(&op)) return of_codes(*linear);
+    const auto* linear = std::get_if<GatedLinear>(&op);
+    return linear && of_codes(*linear);
+  };
+  rounds_.assign(ops.size(), false);
   for (size_t i = 0; i + 1 < ops.size(); ++i) {
+    if (const auto* norm = std::get_if<Norm>(&ops[i])) rounds_[i] = takes_rounded(ops[i + 1], norm->out);
     const auto* linear = std::get_if<Linear>(&ops[i]);
     if (!linear || type_of(linear->out.value) != device_->compute) continue;
     if (const auto* norm = std::get_if<Norm>(&ops[i + 1]))

@@ -1,4 +1,6 @@
 // Each op as kernels.
+#include <utility>
+
 #include "backends/cuda/cuda_check.h"
 #include "backends/cuda/executable.h"
 #include "backends/cuda/head_linear.h"
@@ -69,6 +71,10 @@ void CudaExecutable::run(const Norm& op) {
     args.sum = pending_->out;
     pending_.reset();
   }
+  if (rounds_next_ && takes_rounded(args.rows, args.width) && norm_rounds(device_->compute, args)) {
+    args.rounded = quantized_tokens(widened_.data(), args.rows, args.width);
+    rounded_ = true;
+  }
   norm(queue_, device_->compute, args);
 }
 
@@ -95,6 +101,7 @@ void CudaExecutable::run(const Linear& op) {
   const Matrix residual = op.residual ? matrix(op.residual) : Matrix{};
   args.residual = residual.data;
   args.residual_stride = residual.stride;
+  args.rounded = std::exchange(rounded_, false);
   if (args.m == 0) return;
   const int slabs = args.out_type == device_->compute ? slabs_of(args) : 0;
   if (slabs > 0) {
@@ -136,6 +143,7 @@ void CudaExecutable::run(const GatedLinear& op) {
   LinearArgs args = linear_args(op.in, op.out, op.weight, op.bias);
   args.gated = true;
   args.activation = op.kind;
+  args.rounded = std::exchange(rounded_, false);
   if (args.m > 0) device_->linears->run(queue_, args);
 }
 

@@ -1,5 +1,5 @@
-// Which way a linear goes: a streaming kernel for few tokens, and for many a tiled one or cuBLASLt, whichever was measured to be
-// faster. Codes have kernels of their own, or are made dense.
+// Which way a linear goes: a streaming kernel for few tokens, and for many a tiled one or, unless its weight is of e4m3, cuBLASLt,
+// whichever was measured to be faster. Codes have kernels of their own, or are made dense.
 #include "backends/cuda/linear.h"
 
 #include <algorithm>
@@ -30,20 +30,11 @@ LinearArgs piece_of(const LinearArgs& args, int first, int count) {
   };
   LinearArgs piece = args;
   piece.m = std::min(count, args.m - first);
+  piece.rounded = args.rounded && piece.m == args.m;
   piece.x = moved(args.x, args.x_stride, args.type);
   piece.out = moved(args.out, args.out_stride, args.out_type);
   piece.residual = moved(args.residual, args.residual_stride, args.type);
   return piece;
-}
-
-// The product of a gated linear, (m, 2 n): gate | up.
-LinearArgs halves_of(const LinearArgs& args) {
-  LinearArgs halves = args;
-  halves.gated = false;
-  halves.n = 2 * args.n;
-  halves.out = static_cast<char*>(args.scratch) + kGemmWorkspaceBytes;
-  halves.out_stride = halves.n;
-  return halves;
 }
 
 // What chooses kernels for a device.
@@ -73,6 +64,8 @@ struct Kinds {
 }  // namespace
 
 int slabs_of(const LinearArgs& args) { return Kinds().slabs_of(args); }
+
+bool takes_rounded(int m, int k) { return !stream_rounds(m) && m <= most_quantized(kWidenedBytes, k); }
 
 int64_t most_slab_rows(int64_t tokens, int n, int k, DType type, const WeightLayout& layout) {
   const Kinds kinds;
@@ -109,8 +102,6 @@ struct Linears::State {
 
   Way way_of(const Queue& queue, const LinearArgs& args);
   Way measure(const Queue& queue, LinearArgs args);
-  void tiles(const Queue& queue, const LinearArgs& args, const TileConfig& tile);
-  bool library_takes(const LinearArgs& args);
   void library(const Queue& queue, const LinearArgs& args);
   void dense(const Queue& queue, const LinearArgs& args);
   void affine(const Queue& queue, const LinearArgs& args);
@@ -128,10 +119,14 @@ struct Linears::State {
 Linears::Linears() : state_(new State) {}
 Linears::~Linears() { delete state_; }
 
-// A gated linear as run(its product) and its activation.
+// A gated linear as run(a plain one) and its activation.
 template <typename Run>
 void Linears::State::in_halves(const Queue& queue, const LinearArgs& args, Run&& run) {
-  const LinearArgs halves = halves_of(args);
+  LinearArgs halves = args;  // (m, 2 n): gate | up
+  halves.gated = false;
+  halves.n = 2 * args.n;
+  halves.out = static_cast<char*>(args.scratch) + kGemmWorkspaceBytes;
+  halves.out_stride = halves.n;
   run(halves);
   activation(queue, args.type,
              {.gate = {halves.out, halves.out_stride},
@@ -142,27 +137,11 @@ void Linears::State::in_halves(const Queue& queue, const LinearArgs& args, Run&&
               .kind = args.activation});
 }
 
-// Either way, tokens of an e4m3 weight are rounded first: by runs of columns for tiles, as a whole for cuBLASLt.
-void Linears::State::tiles(const Queue& queue, const LinearArgs& args, const TileConfig& tile) {
-  const bool fp8 = args.layout.form == WeightForm::fp8;
-  kinds.tiles.run(queue, fp8 ? linear_quantize(queue, args, args.widened) : args, tile);
-}
-
-void Linears::State::library(const Queue& queue, const LinearArgs& call) {
-  const bool fp8 = call.layout.form == WeightForm::fp8;
-  const LinearArgs args = fp8 ? linear_quantize(queue, call, call.widened, true) : call;
+void Linears::State::library(const Queue& queue, const LinearArgs& args) {
   if (args.gated)
     in_halves(queue, args, [&](const LinearArgs& halves) { gemms.run(queue, halves, args.scratch); });
   else
     gemms.run(queue, args, args.scratch);
-}
-
-bool Linears::State::library_takes(const LinearArgs& args) {
-  if (args.slabs) return false;
-  if (args.layout.form != WeightForm::fp8) return true;
-  LinearArgs call = args;
-  call.x = args.widened, call.x_stride = args.k;
-  return gemms.takes(args.gated ? halves_of(call) : call);
 }
 
 Linears::State::Way Linears::State::measure(const Queue& queue, LinearArgs args) {
@@ -187,10 +166,10 @@ Linears::State::Way Linears::State::measure(const Queue& queue, LinearArgs args)
   std::vector<TileConfig> configs = tile_configs(shape);
   std::erase_if(configs, [&](const TileConfig& config) { return config.split != expected.split; });
   configs.resize(std::min<size_t>(configs.size(), fp8 ? kTimedFp8Tiles : kTimedTiles));
-  const size_t count = configs.size() + (library_takes(args) ? 1 : 0);
+  const size_t count = configs.size() + (args.slabs || fp8 ? 0 : 1);
   const size_t fastest = stopwatch.fastest(queue.stream, args.scratch, kGemmWorkspaceBytes, count, [&](size_t i) {
     if (i < configs.size())
-      tiles(queue, args, configs[i]);
+      kinds.tiles.run(queue, args, configs[i]);
     else
       library(queue, args);
     return true;
@@ -294,8 +273,8 @@ void Linears::State::fp8(const Queue& queue, const LinearArgs& args) {
       stream(piece);
       continue;
     }
-    const auto [own, tile] = way_of(queue, piece);
-    own || !library_takes(piece) ? tiles(queue, piece, tile) : library(queue, piece);
+    const LinearArgs rounded = linear_quantize(queue, piece);
+    kinds.tiles.run(queue, rounded, way_of(queue, rounded).tile);
   }
 }
 

@@ -31,6 +31,7 @@ struct LinearArgs {
 
   void* scratch = nullptr;  // linear_scratch_bytes()
   void* widened = nullptr;  // kWidenedBytes, for a weight that is not dense, or for tokens rounded as an e4m3 weight wants them
+  bool rounded = false;     // whether all m of them are there already, as quantized_tokens() has them
 };
 
 // Room for rows of a weight that is not dense, made so for the kernels of many tokens.
@@ -39,6 +40,8 @@ constexpr int64_t kWidenedBytes = int64_t{128} << 20;
 // How many slabs the kernel for this call writes when it may; 0: it has none, give `out`. Depends on m, n, k, type, layout, the
 // device, and whether weight and x (with its stride) are aligned to 16 bytes: ask with the arguments of the call.
 int slabs_of(const LinearArgs& args);
+// Whether m tokens are rounded before a linear of e4m3 weights, so that the kernel that writes them may do so.
+bool takes_rounded(int m, int k);
 // Rows of all slabs together, m * slabs_of, at most, over all m up to `tokens`.
 int64_t most_slab_rows(int64_t tokens, int n, int k, DType type, const WeightLayout& layout);
 // Bytes of scratch that any call with these sizes needs (cuBLASLt's workspace, the two halves of a gated linear).

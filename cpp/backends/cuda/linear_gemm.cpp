@@ -12,8 +12,6 @@ namespace {
 
 constexpr int kCandidates = 16;
 
-bool is_fp8(const LinearArgs& args) { return args.layout.form == WeightForm::fp8; }
-
 cudaDataType_t cuda_type(DType type) { return type == DType::f32 ? CUDA_R_32F : type == DType::f16 ? CUDA_R_16F : CUDA_R_16BF; }
 
 uint32_t alignment_of(const void* p) {
@@ -30,14 +28,7 @@ struct Gemms::Plan {
     const int yes = lt::kTransposeYes, epilogue = key.bias ? lt::kEpilogueBias : lt::kEpilogueNone;
     MAGA_CUBLASLT(operation_set(operation, lt::kTransposeA, &yes, sizeof yes));
     MAGA_CUBLASLT(operation_set(operation, lt::kEpilogue, &epilogue, sizeof epilogue));
-    if (key.fp8) {
-      const int of_row = lt::kScaleOfRow;
-      const auto taken = [&](lt::OperationAttribute mode) {
-        return lt::library().operation_set(operation, mode, &of_row, sizeof of_row) == lt::kSuccess;
-      };
-      if (!taken(lt::kScaleModeA) || !taken(lt::kScaleModeB)) return;  // a cuBLASLt that knows no such scales
-    }
-    const cudaDataType_t in = key.fp8 ? CUDA_R_8F_E4M3 : cuda_type(key.type), out_type = cuda_type(key.out_type);
+    const cudaDataType_t in = cuda_type(key.type), out_type = cuda_type(key.out_type);
     MAGA_CUBLASLT(layout_create(&weight, in, key.k, key.n, key.k));
     MAGA_CUBLASLT(layout_create(&x, in, key.k, key.m, key.x_stride));
     MAGA_CUBLASLT(layout_create(&out, out_type, key.n, key.m, key.out_stride));
@@ -55,24 +46,25 @@ struct Gemms::Plan {
     MAGA_CUBLASLT(preference_set(preference, lt::kAlignmentD, &key.out_alignment, sizeof(uint32_t)));
     candidates.resize(worth_measuring(key.m) ? kCandidates : 1);
     int found = 0;
-    status = lt::library().candidates(handle, operation, weight, x, residual, out, preference,
+    const lt::Status status = lt::library().candidates(handle, operation, weight, x, residual, out, preference,
                                                        static_cast<int>(candidates.size()), candidates.data(), &found);
     candidates.resize(status == lt::kSuccess ? found : 0);
     std::erase_if(candidates, [](const lt::Candidate& c) { return c.status != lt::kSuccess; });
     MAGA_CUBLASLT(preference_destroy(preference));
+    MAGA_CHECK(!candidates.empty(), "cuBLASLt has no algorithm for m ", key.m, ", n ", key.n, ", k ", key.k, " of ",
+               name_of(key.type), ", strides ", key.x_stride, " and ", key.out_stride, ", alignments ", key.weight_alignment, ", ",
+               key.x_alignment, ", ", key.out_alignment, ": ", lt::library().status_name(status));
     measured = candidates.size() == 1;
   }
   ~Plan() {
     lt::library().operation_destroy(operation);
-    for (const lt::Layout layout : {weight, x, out, residual})
-      if (layout) lt::library().layout_destroy(layout);
+    for (const lt::Layout layout : {weight, x, out, residual}) lt::library().layout_destroy(layout);
   }
   Plan(const Plan&) = delete;
 
   lt::Operation operation = nullptr;
   lt::Layout weight = nullptr, x = nullptr, out = nullptr, residual = nullptr;
   std::vector<lt::Candidate> candidates;  // the first is used
-  lt::Status status = lt::kSuccess;       // of asking for them
   bool measured = false;
 };
 
@@ -90,11 +82,6 @@ Gemms::Plan& Gemms::plan_of(const Key& key) {
 
 lt::Status Gemms::multiply(cudaStream_t stream, Plan& plan, const LinearArgs& args, void* out, void* workspace) {
   if (args.bias) MAGA_CUBLASLT(operation_set(plan.operation, lt::kBiasPointer, &args.bias, sizeof args.bias));
-  if (is_fp8(args)) {
-    const float* const weight_scale = fp8_scales(args.weight, args.n, args.k);
-    MAGA_CUBLASLT(operation_set(plan.operation, lt::kScalePointerA, &weight_scale, sizeof weight_scale));
-    MAGA_CUBLASLT(operation_set(plan.operation, lt::kScalePointerB, &args.x_scale, sizeof args.x_scale));
-  }
   const float one = 1, keep = args.residual ? 1 : 0;
   const lt::Candidate& chosen = plan.candidates.front();
   return lt::library().matmul(handle_, plan.operation, &one, args.weight, plan.weight, args.x, plan.x, &keep,
@@ -119,26 +106,6 @@ void Gemms::measure(cudaStream_t stream, Plan& plan, const LinearArgs& args, voi
   std::swap(candidates[0], candidates[fastest]);
 }
 
-Gemms::Key Gemms::key_of(const LinearArgs& args) {
-  return {.m = args.m,
-          .n = args.n,
-          .k = args.k,
-          .type = args.type,
-          .out_type = args.out_type,
-          .fp8 = is_fp8(args),
-          .bias = args.bias != nullptr,
-          .residual = args.residual != nullptr,
-          .x_stride = args.x_stride,
-          .out_stride = args.out_stride,
-          .residual_stride = args.residual ? args.residual_stride : 0,
-          .weight_alignment = alignment_of(args.weight),
-          .x_alignment = alignment_of(args.x),
-          .out_alignment = alignment_of(args.out),
-          .residual_alignment = args.residual ? alignment_of(args.residual) : alignment_of(args.out)};
-}
-
-bool Gemms::takes(const LinearArgs& args) { return !plan_of(key_of(args)).candidates.empty(); }
-
 void Gemms::run(const Queue& queue, const LinearArgs& args, void* workspace) {
   if (args.out_type != args.type && (args.bias || args.residual)) {  // of another type than the result: not cuBLASLt's case
     LinearArgs product = args;
@@ -147,11 +114,21 @@ void Gemms::run(const Queue& queue, const LinearArgs& args, void* workspace) {
     linear_finish(queue, args);
     return;
   }
-  const Key key = key_of(args);
+  const Key key{.m = args.m,
+                .n = args.n,
+                .k = args.k,
+                .type = args.type,
+                .out_type = args.out_type,
+                .bias = args.bias != nullptr,
+                .residual = args.residual != nullptr,
+                .x_stride = args.x_stride,
+                .out_stride = args.out_stride,
+                .residual_stride = args.residual ? args.residual_stride : 0,
+                .weight_alignment = alignment_of(args.weight),
+                .x_alignment = alignment_of(args.x),
+                .out_alignment = alignment_of(args.out),
+                .residual_alignment = args.residual ? alignment_of(args.residual) : alignment_of(args.out)};
   Plan& plan = plan_of(key);
-  MAGA_CHECK(!plan.candidates.empty(), "cuBLASLt has no algorithm for m ", key.m, ", n ", key.n, ", k ", key.k, " of ",
-             key.fp8 ? "e4m3" : name_of(key.type), ", strides ", key.x_stride, " and ", key.out_stride, ", alignments ",
-             key.weight_alignment, ", ", key.x_alignment, ", ", key.out_alignment, ": ", lt::library().status_name(plan.status));
   if (!plan.measured && !capturing(queue.stream)) measure(queue.stream, plan, args, workspace);
   const lt::Status status = multiply(queue.stream, plan, args, args.out, workspace);
   MAGA_CHECK(status == lt::kSuccess, "cuBLASLt: ", lt::library().status_name(status), ", m ", args.m, ", n ", args.n, ", k ",

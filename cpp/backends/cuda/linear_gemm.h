@@ -1,4 +1,4 @@
-// Linears through cuBLASLt: any number of tokens, any type, any alignment; of e4m3 where it can.
+// Linears through cuBLASLt: any number of tokens, any type, any alignment.
 #pragma once
 
 #include <map>
@@ -19,10 +19,7 @@ class Gemms {
 
   // out = x · weightᵀ (+ bias) (+ residual). `args.gated` and `args.slabs` are not looked at. The first calls of a kind for more
   // than 64 tokens, outside a graph capture, time a few algorithms and wait for the device.
-  // Of e4m3 weights: tokens come with a scale each.
   void run(const Queue& queue, const LinearArgs& args, void* workspace);
-  // Whether it has a kernel for this call.
-  bool takes(const LinearArgs& args);
 
  private:
   // What makes cuBLASLt choose differently.
@@ -30,14 +27,13 @@ class Gemms {
     int m = 0;  // rounded up, see bucket_of
     int n = 0, k = 0;
     DType type{}, out_type{};
-    bool fp8 = false, bias = false, residual = false;
+    bool bias = false, residual = false;
     int64_t x_stride = 0, out_stride = 0, residual_stride = 0;
     uint32_t weight_alignment = 0, x_alignment = 0, out_alignment = 0, residual_alignment = 0;
     auto operator<=>(const Key&) const = default;
   };
   struct Plan;
 
-  static Key key_of(const LinearArgs& args);
   Plan& plan_of(const Key& key);
   lt::Status multiply(cudaStream_t stream, Plan& plan, const LinearArgs& args, void* out, void* workspace);
   void measure(cudaStream_t stream, Plan& plan, const LinearArgs& args, void* workspace);

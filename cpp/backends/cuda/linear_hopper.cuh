@@ -162,6 +162,7 @@ __device__ __forceinline__ uint64_t wgmma_tile(uint32_t address) {
 #define R32(i) R16(i), R16(i + 16)
 #define R48(i) R32(i), R16(i + 32)
 #define R64(i) R32(i), R32(i + 32)
+#define R80(i) R64(i), R16(i + 64)
 #define R96(i) R64(i), R32(i + 64)
 #define R112(i) R96(i), R16(i + 96)
 #define R128(i) R64(i), R64(i + 64)
@@ -171,6 +172,7 @@ __device__ __forceinline__ uint64_t wgmma_tile(uint32_t address) {
 #define S32 S16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define S48 S32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
 #define S64 S48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define S80 S64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
 #define S96                                                                                                                        \
   S64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%" \
       "94,%95"
@@ -190,6 +192,7 @@ __device__ __forceinline__ uint64_t wgmma_tile(uint32_t address) {
   MAGA_WGMMA(T, NAME, K, MORE, 64, S32, R32(0), "%32", "%33", "%34")       \
   MAGA_WGMMA(T, NAME, K, MORE, 96, S48, R48(0), "%48", "%49", "%50")       \
   MAGA_WGMMA(T, NAME, K, MORE, 128, S64, R64(0), "%64", "%65", "%66")      \
+  MAGA_WGMMA(T, NAME, K, MORE, 160, S80, R80(0), "%80", "%81", "%82")      \
   MAGA_WGMMA(T, NAME, K, MORE, 192, S96, R96(0), "%96", "%97", "%98")      \
   MAGA_WGMMA(T, NAME, K, MORE, 224, S112, R112(0), "%112", "%113", "%114") \
   MAGA_WGMMA(T, NAME, K, MORE, 256, S128, R128(0), "%128", "%129", "%130")
@@ -225,6 +228,7 @@ MAGA_WGMMA_ALL_REGISTERS(__half, "f16")
 #undef R32
 #undef R48
 #undef R64
+#undef R80
 #undef R96
 #undef R112
 #undef R128
@@ -234,6 +238,7 @@ MAGA_WGMMA_ALL_REGISTERS(__half, "f16")
 #undef S32
 #undef S48
 #undef S64
+#undef S80
 #undef S96
 #undef S112
 #undef S128

@@ -64,7 +64,7 @@ StreamShape Streams::shape_of(const LinearArgs& args) const {
 void Streams::run(const Queue& queue, const LinearArgs& call, const StreamConfig& config) {
   const StreamShape shape = shape_of(call);
   const bool rounds = shape.fp8 && stream_rounds(config.tokens);
-  const LinearArgs args = shape.fp8 && !rounds ? linear_quantize(queue, call, call.widened) : call;
+  const LinearArgs args = shape.fp8 && !rounds ? linear_quantize(queue, call) : call;
   const StreamTile& tile = config.tile;
   const int columns = shape.fp8 ? 128 : 64;  // of a box
   StreamArgs arguments{.out = args.out,

@@ -207,7 +207,7 @@ TileKernel tile_kernel(int rows) {
     (
         [&] {
           constexpr Tile kTile = kTiles[kIndex];
-          if constexpr (kTile.groups == kGroups && (sizeof(E) == 2 || tile_has_fp8(kTile)))
+          if constexpr (kTile.groups == kGroups && has_tile(kTile, sizeof(E) == 1))
             if (rows == kTile.rows) kernel = linear_tiles<E, T, kGroups, kTile.rows>;
         }(),
         ...);

@@ -23,12 +23,12 @@ struct TileShape {
   bool fp8 = false;  // both operands are e4m3
 };
 
-// What is compiled, for each type.
+// What is compiled, for each type that has_tile.
 struct Tile {
   int groups;  // warpgroups, 64 tokens each
   int rows;    // of the weight; at most 256, in steps of 32
 };
-constexpr Tile kTiles[] = {{2, 96}, {2, 128}, {2, 192}, {2, 224}, {2, 256}, {3, 128}, {3, 192}};
+constexpr Tile kTiles[] = {{2, 96}, {2, 128}, {2, 160}, {2, 192}, {2, 224}, {2, 256}, {3, 128}, {3, 192}};
 
 struct TileConfig {
   Tile tile;
@@ -36,8 +36,8 @@ struct TileConfig {
   int split;           // of k
 };
 
-// What is compiled of e4m3 linears, whose kernels hold every sum twice; 128 x 192, which just fits, is hardly ever the fastest.
-constexpr bool tile_has_fp8(const Tile& tile) { return tile.rows <= 128; }
+// E4m3 linears' kernels hold every sum twice; 128 x 192, which just fits, is hardly ever the fastest.
+constexpr bool has_tile(const Tile& tile, bool fp8) { return fp8 ? tile.rows <= 160 : tile.rows != 160; }
 
 constexpr int kTileMostShared = 232448;  // bytes a CTA may have
 constexpr int kTileStaging = 2048;       // bytes a warp, for results on their way out

@@ -24,7 +24,7 @@ struct TileArgs {
   bool share_weights, out_f32, gated;
   ActivationKind activation;
   // Of e4m3 linears.
-  const float* x_scale;       // (runs of kScaleSteps steps, x_scale_stride)
+  const float* x_scale;  // (runs of kScaleSteps steps, x_scale_stride)
   int x_scale_stride;
   const float* weight_scale;  // (rows)
 };

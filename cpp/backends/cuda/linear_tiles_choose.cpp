@@ -57,7 +57,7 @@ bool may_split(const TileShape& shape, const TileConfig& config) {
 template <typename Visit>
 void each_config(const TileShape& shape, Visit&& visit) {
   for (const Tile& tile : kTiles) {
-    if (shape.fp8 && !tile_has_fp8(tile)) continue;
+    if (!has_tile(tile, shape.fp8)) continue;
     for (const bool share_weights : {true, false}) {
       if (share_weights && shape.m <= 64 * tile.groups) continue;
       for (const int split : {1, 2, 3, 4, 5, 6, 8}) {

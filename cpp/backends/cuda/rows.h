@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "backends/cuda/device_step.h"
+#include "backends/cuda/quantized_tokens.h"
 #include "backends/cuda/queue.h"
 #include "core/dtype.h"
 #include "program/ops.h"
@@ -64,7 +65,10 @@ struct NormArgs {
   Slabs slabs = {};
   Matrix residual = {};  // null: none
   Matrix sum = {};
+  QuantizedTokens rounded = {};  // the result once more, where norm_rounds() says that it can
 };
+constexpr int kMostRoundedColumns = 8192;
+bool norm_rounds(DType type, const NormArgs&);
 void norm(const Queue&, DType type, const NormArgs&);
 
 // out = slabs + bias + residual, where no norm follows.

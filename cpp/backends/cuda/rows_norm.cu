@@ -69,7 +69,8 @@ struct Run {
     vector.load((kAhead > 0 ? call.sum : call.in).at(row, first + v * N));
     vector.get(x);
   }
-  __device__ __forceinline__ void write(int v, const float (&x)[N], float mean, float inverse, const Vector<T, N>& weight) const {
+  __device__ __forceinline__ Vector<T, N> write(int v, const float (&x)[N], float mean, float inverse,
+                                                const Vector<T, N>& weight) const {
     float y[N], w[N];
     weight.get(w);
 #pragma unroll
@@ -86,6 +87,7 @@ struct Run {
     }
     vector.set(y);
     vector.store(call.out.at(row, first + v * N));
+    return vector;
   }
 };
 
@@ -146,9 +148,15 @@ __global__ void __launch_bounds__(kMostThreads) norm(const NormCall<T> call) {
   }
   const float inverse = 1 / sqrtf(sum_over_run(squares, shared[1]) / static_cast<float>(call.group) + call.eps);
   if constexpr (V > 0) {
+    Vector<T, N> written[V];
 #pragma unroll
     for (int i = 0; i < V; ++i)
-      if (const int v = threadIdx.x + i * blockDim.x; v < vectors) run.write(v, x[i], mean, inverse, weight[i]);
+      if (const int v = threadIdx.x + i * blockDim.x; v < vectors) written[i] = run.write(v, x[i], mean, inverse, weight[i]);
+    if constexpr (sizeof(T) == 2 && N > 2)
+      if (call.rounded.codes) {
+        __shared__ uint32_t shares[kMostShares];
+        round_row<T, N, V>(call.rounded, row, call.group, threadIdx.x * N, blockDim.x * N, written, shares);
+      }
   } else {
     for (int v = threadIdx.x; v < vectors; v += blockDim.x) {
       run.read_again(v, x[0]);
@@ -192,13 +200,32 @@ void launch_norm(const Queue& queue, NormKind kind, const NormCall<T>& call) {
   }
 }
 
+// Whether columns go n at a time. With slabs, vectors of 4 floats: the slabs are most of the bytes, and more threads fetch them
+// sooner.
+template <typename T>
+bool fits(const NormArgs& args, int n) {
+  return args.group % n == 0 && takes_vectors<T>(args.out, args.width, n) && takes_vectors<T>(args.weight, n) &&
+         takes_vectors<T>(args.bias, n) &&
+         (args.slabs.data ? takes_vectors<T>(args.sum, args.width, n) && takes_vectors<T>(args.residual, args.width, n) &&
+                                takes_vectors<T>(args.slabs.bias, n) && takes_vectors<float>(args.slabs.data, n)
+                          : takes_vectors<T>(args.in, args.width, n));
+}
+
 }  // namespace
+
+bool norm_rounds(DType type, const NormArgs& args) {
+  if (type == DType::f32 || args.group != args.width || args.width > kMostRoundedColumns) return false;
+  bool rounds = false;
+  with_type(type, [&](auto element) { rounds = fits<decltype(element)>(args, args.slabs.data ? 4 : 8); });
+  return rounds;
+}
 
 void norm(const Queue& queue, DType type, const NormArgs& args) {
   if (args.rows == 0) return;
   MAGA_CHECK(args.group > 0 && args.width % args.group == 0, "groups of ", args.group, " in a width of ", args.width);
   const bool slabs = args.slabs.data;
   MAGA_CHECK(!slabs || (args.group == args.width && args.own == 0), "slabs and groups");
+  MAGA_CHECK(!args.rounded.codes || norm_rounds(type, args), "rounded rows of ", args.width, " columns");
   with_type(type, [&](auto element) {
     using T = decltype(element);
     const NormCall<T> call{.in = Rows<T>(args.in),
@@ -215,22 +242,15 @@ void norm(const Queue& queue, DType type, const NormArgs& args) {
                            .group = args.group,
                            .own = args.own,
                            .eps = args.eps,
-                           .weight_offset = args.weight_offset};
-    // With slabs, vectors of 4 floats: the slabs are most of the bytes, and more threads fetch them sooner.
-    auto fits = [&](int n) {
-      return args.group % n == 0 && takes_vectors<T>(args.out, args.width, n) && takes_vectors<T>(args.weight, n) &&
-             takes_vectors<T>(args.bias, n) &&
-             (slabs ? takes_vectors<T>(args.sum, args.width, n) && takes_vectors<T>(args.residual, args.width, n) &&
-                          takes_vectors<T>(args.slabs.bias, n) && takes_vectors<float>(args.slabs.data, n)
-                    : takes_vectors<T>(args.in, args.width, n));
-    };
+                           .weight_offset = args.weight_offset,
+                           .rounded = args.rounded};
     if (slabs) {
       // The more slabs under way, the more registers, and the less of an SM is left to the next kernel, which fetches its weights.
-      if (!fits(4)) return launch_norm<T, 1, kFewSlabs>(queue, args.kind, call);
+      if (!fits<T>(args, 4)) return launch_norm<T, 1, kFewSlabs>(queue, args.kind, call);
       args.slabs.count <= kFewSlabs ? launch_norm<T, 4, kFewSlabs>(queue, args.kind, call)
                                     : launch_norm<T, 4, 8>(queue, args.kind, call);
     } else {
-      if (!fits(kVector<T>)) return launch_norm<T, 1, 0>(queue, args.kind, call);
+      if (!fits<T>(args, kVector<T>)) return launch_norm<T, 1, 0>(queue, args.kind, call);
       if (!norm_stream(queue, args.kind, call)) launch_norm<T, kVector<T>, 0>(queue, args.kind, call);
     }
   });

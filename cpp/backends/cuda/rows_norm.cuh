@@ -1,6 +1,8 @@
 // What the kernels of norm share.
 #pragma once
 
+#include "backends/cuda/linear_quantize.cuh"
+#include "backends/cuda/quantized_tokens.h"
 #include "backends/cuda/rows.cuh"
 
 namespace maga::cuda {
@@ -18,7 +20,42 @@ struct NormCall {
   int rows, groups, group;  // a row is `groups` runs of `group` columns
   int own;                  // elements from a run's weight and bias to the next run's; 0: all runs share them
   float eps, weight_offset;
+  QuantizedTokens rounded;
 };
+
+constexpr int kMostShares = 64;  // of a row, those of a warp, 32 vectors each
+
+// Rounds row `row` of `columns` columns for a linear of e4m3 weights. This thread has vectors x[i], from column `first` + i *
+// `step` on; the threads of a warp have neighbouring ones. All threads of the CTA must come. `shares`: shared memory.
+template <typename T, int N, int V>
+__device__ __forceinline__ void round_row(const QuantizedTokens& to, int64_t row, int columns, int first, int step,
+                                          const Vector<T, N> (&x)[V], uint32_t (&shares)[kMostShares]) {
+  constexpr int kShare = kWarp * N, kSharesOfRun = kScaleColumns / kShare, kWords = N / 2;
+  static_assert(kScaleColumns % kShare == 0 && kMostRoundedColumns <= kMostShares * kShare);
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    const int column = first + i * step;
+    uint32_t largest = column < columns ? largest_of<kWords>(reinterpret_cast<const uint32_t*>(x[i].words)) : 0;
+#pragma unroll
+    for (int lanes = 1; lanes < kWarp; lanes *= 2) largest = __vmaxu2(largest, __shfl_xor_sync(~0u, largest, lanes));
+    if (threadIdx.x % kWarp == 0 && column < columns) shares[column / kShare] = largest;
+  }
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    const int column = first + i * step, run = column / kScaleColumns;
+    if (column >= columns) continue;
+    uint32_t largest = 0, codes[kWords / 2];
+    for (int share = run * kSharesOfRun; share < (run + 1) * kSharesOfRun && share * kShare < columns; ++share)
+      largest = __vmaxu2(largest, shares[share]);
+    float scale;
+    round_words<T, kWords>(reinterpret_cast<const uint32_t*>(x[i].words), largest, &scale, codes);
+    auto* const at = reinterpret_cast<uint32_t*>(to.codes + row * columns + column);
+#pragma unroll
+    for (int w = 0; w < kWords / 2; ++w) at[w] = codes[w];
+    if (column % kScaleColumns == 0) to.scales[int64_t{run} * to.scale_stride + row] = scale;
+  }
+}
 
 // Sum over the threads of a run: a warp, or the whole CTA. `shared` (kWarp, 16-byte aligned) is zero past the CTA's warps; it may
 // be used again after the next call with another one.

@@ -22,6 +22,7 @@ __global__ void __launch_bounds__(kMostThreads, kThreadsOfSm / kMostThreads) str
   allow_next();
   constexpr int N = kVector<T>;
   __shared__ alignas(16) float shared[4][kWarp];  // two rows in turn
+  __shared__ uint32_t shares[kMostShares];
   clear_sums(shared);
   const int first = threadIdx.x * N, step = blockDim.x * N;
   // f(i) for the vectors of this thread that the row has.
@@ -88,8 +89,10 @@ __global__ void __launch_bounds__(kMostThreads, kThreadsOfSm / kMostThreads) str
       }
       x[i].set(y);
       x[i].store(out + i * step);
-      x[i] = next[i];
     });
+    if constexpr (sizeof(T) == 2)
+      if (call.rounded.codes) round_row<T, N, V>(call.rounded, row, call.group, first, step, x, shares);
+    each([&](int i) { x[i] = next[i]; });
     out += out_step;
   }
 }
