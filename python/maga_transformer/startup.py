@@ -44,6 +44,8 @@ def load_runtime(config: Config) -> Runtime:
             "e.g. CHECKPOINT_PATH=/models/llama.gguf"
         )
     defaults = sampling_defaults(config.generation_config_path)
+    if not config.generation_config_path:
+        check_own_defaults(Path(config.checkpoint_path))
     try:
         device = find_device(config.device)
     except ValueError as error:
@@ -323,11 +325,29 @@ def sampling_defaults(path: str) -> Mapping[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError(f"GENERATION_CONFIG_PATH={path}: {place.name} does not hold a JSON object")
     chosen = {name: content[name] for name in _SAMPLING_DEFAULTS if content.get(name) is not None}
-    try:
-        GenerateConfig.parse(chosen)
-    except RequestError as error:
-        raise ConfigError(f"GENERATION_CONFIG_PATH={path}: {error.message}") from None
+    wrong = _impossible(chosen)
+    if wrong:
+        raise ConfigError(f"GENERATION_CONFIG_PATH={path}: {wrong}")
     return chosen
+
+
+def check_own_defaults(checkpoint: Path) -> None:
+    """Names what cannot be in the model's own generation_config.json, which is used if GENERATION_CONFIG_PATH says so."""
+    try:
+        sampling_defaults(str(checkpoint / "generation_config.json") if (checkpoint / "generation_config.json").is_file() else "")
+    except ConfigError as error:
+        log.warning("%s; it is not used, but would be refused", error)
+
+
+def _impossible(fields: Mapping[str, Any]) -> str:
+    """All that is wrong with them, each by its name and value."""
+    wrong = []
+    for chosen in ({name: value} for name, value in fields.items()):
+        try:
+            GenerateConfig.parse(chosen)
+        except RequestError as error:
+            wrong.append(error.message)
+    return "; ".join(wrong)
 
 
 _SAMPLING_DEFAULTS = (

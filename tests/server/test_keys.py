@@ -51,6 +51,23 @@ def test_any_of_the_keys_opens(guarded, header):
     assert "canary" not in guarded.get("/metrics", headers=header).text
 
 
+def test_a_slash_behind_a_route_is_the_route_itself(guarded):
+    """No client has to follow a redirect, which many do without the body or the key; an administrator's route stays one."""
+    keys = {"x-api-key": "sk-canary-7"}
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "temperature": 0}
+    bodies = {"/v1/chat/completions": chat, "/v1/completions": {"prompt": "Hi", "max_tokens": 2}, "/tokenize": {"prompt": "Hi"}}
+    for path, body in bodies.items():
+        answers = [guarded.post(where, body, headers=keys) for where in (path, path + "/")]
+        assert [answer.status_code for answer in answers] == [200, 200], path
+        assert guarded.post(path + "/", body).status_code == 401
+    assert guarded.get("/v1/models/", headers=keys).json()["data"] == guarded.get("/v1/models", headers=keys).json()["data"]
+    assert guarded.get("/health/").status_code == 200 and guarded.get("/").status_code == 200
+    assert guarded.post("/update/", {}, headers=keys).status_code == 403
+    for path in ("/v1/nothing/", "/v1/completions//"):
+        answer = guarded.post(path, bodies["/v1/completions"], headers=keys)
+        assert answer.status_code == 404 and answer.json()["error"]["code"] == "not_found"
+
+
 @pytest.mark.parametrize("key", ["", "sk-canary", "sk-canary-77", "SK-CANARY-7", "ü", "x" * 10000])
 def test_wrong_keys(guarded, key):
     answer = guarded.client.get(guarded.url + "/v1/models", headers={"x-api-key": key.encode()})

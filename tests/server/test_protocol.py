@@ -13,7 +13,7 @@ GET = b"GET / HTTP/1.1\r\nHost: x\r\n"
 
 
 async def app(scope, receive, send):
-    """Answers in two parts, one late; /echo with the body."""
+    """Answers in two parts, one late; /echo with the body; /stream in parts, without saying how long they are."""
     if scope["path"] == "/echo":
         body, more = b"", True
         while more:
@@ -22,7 +22,8 @@ async def app(scope, receive, send):
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
         await send({"type": "http.response.body", "body": body})
         return
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    length = [] if scope["path"] == "/stream" else [(b"content-length", b"2")]
+    await send({"type": "http.response.start", "status": 200, "headers": length})
     await send({"type": "http.response.body", "body": b"a", "more_body": True})
     await asyncio.sleep(0.3)
     await send({"type": "http.response.body", "body": b"b"})
@@ -107,3 +108,29 @@ def test_long_bodies_and_requests_sent_ahead_are_no_head():
             return found + await asyncio.wait_for(reader.read(), 10)
 
     assert asyncio.run(run()).count(b"HTTP/1.1 200 OK") == 2
+
+
+@pytest.mark.parametrize("asks", [b"", b"Connection: keep-alive\r\n"])
+def test_a_stream_in_http_1_0_ends_with_the_connection(asks):
+    head, _, body = asyncio.run(answer(b"GET /stream HTTP/1.0\r\n" + asks + b"\r\n")).partition(b"\r\n\r\n")
+    assert b"chunked" not in head.lower() and b"connection: close" in head.lower() and body == b"ab"
+    head, _, body = asyncio.run(answer(b"GET / HTTP/1.0\r\n" + asks + b"\r\n")).partition(b"\r\n\r\n")
+    assert b"content-length: 2" in head.lower() and body == b"ab"
+    head, _, body = asyncio.run(answer(b"HEAD /stream HTTP/1.0\r\n\r\n")).partition(b"\r\n\r\n")
+    assert b" 200 " in head and not body
+
+
+def test_a_stream_in_http_1_1_is_chunked():
+    """The first part comes before the second is made, in both; here each is a chunk."""
+    found = asyncio.run(answer(b"GET /stream HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"))
+    assert b"transfer-encoding: chunked" in found and found.endswith(b"\r\n\r\n1\r\na\r\n1\r\nb\r\n0\r\n\r\n")
+
+
+def test_a_stream_in_http_1_0_is_not_held_back():
+    async def run() -> tuple[bytes, bytes]:
+        async with connection() as (reader, writer):
+            writer.write(b"GET /stream HTTP/1.0\r\n\r\n")
+            return await reader.readuntil(b"\r\n\r\na"), await reader.read(1)
+
+    first, second = asyncio.run(run())
+    assert first.endswith(b"a") and second == b"b"

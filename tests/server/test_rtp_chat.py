@@ -64,6 +64,8 @@ def test_debug_info_is_what_render_tells(server):
     assert told["max_seq_len"] == 256 and "messages" in told["renderer_info"]["template"]
     assert "debug_info" not in chat(server)
     assert "messages" in server.post("/chat/render", {"messages": "x"}).json()["error"]["message"]
+    odd = server.post("/chat/render", {"messages": [{"role": "user", "content": "a"}], "guided_choice": [["a"]]})
+    assert odd.status_code == 400 and odd.json()["error"]["param"] == "guided_choice"
 
 
 def test_aux_info_and_streams(server):

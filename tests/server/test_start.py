@@ -160,6 +160,32 @@ def test_an_end_of_text_outside_the_vocabulary_is_named(tmp_path, caplog):
         LLM(tmp_path, device="cpu", kv_cache_mem_mb=8)
 
 
+def test_ends_that_are_no_token_are_named_in_one_line(tmp_path, caplog):
+    write_chain(tmp_path, ["ab"])
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": ["</s>", -1, 2, true, 1.5]}')
+    with caplog.at_level("WARNING"), LLM(tmp_path, device="cpu", kv_cache_mem_mb=8) as llm:
+        assert llm.generate("a", max_new_tokens=9, temperature=0).text == "b"
+    lines = [record.message for record in caplog.records if "eos_token_id" in record.message]
+    assert len(lines) == 1 and "'</s>' (generation_config.json), -1 (generation_config.json), True" in lines[0], lines
+    assert "1.5" in lines[0] and str(tmp_path) in lines[0]
+
+
+WRONG = '{"temperature": -0.5, "top_p": "high", "top_k": 5, "repetition_penalty": 0, "eos_token_id": 2}'
+
+
+def test_sampling_defaults_that_cannot_be_are_named(tmp_path, caplog):
+    """Refused where they are to be used; a warning where the model brings them and nobody asked for them."""
+    write_chain(tmp_path, ["ab"])
+    (tmp_path / "generation_config.json").write_text(WRONG)
+    with caplog.at_level("WARNING"), LLM(tmp_path, device="cpu", kv_cache_mem_mb=8) as llm:
+        assert llm.generate("a", max_new_tokens=9, temperature=0).text == "b"
+    lines = [record.message for record in caplog.records if "generation_config.json" in record.message]
+    assert len(lines) == 1 and all(f"{name}=" in lines[0] for name in ("temperature", "top_p", "repetition_penalty")), lines
+    assert "top_k" not in lines[0] and "-0.5" in lines[0] and "high" in lines[0]
+    with pytest.raises(ConfigError, match=r"GENERATION_CONFIG_PATH=.*temperature=-0.5.*; .*top_p='high'.*; .*repetition_penalty=0"):
+        LLM(tmp_path, device="cpu", kv_cache_mem_mb=8, generation_config_path=str(tmp_path))
+
+
 def test_flags():
     result = start("--max_model_len", "9", "--port", "1", "/x", module="maga_transformer.cli")
     assert result.returncode == 2

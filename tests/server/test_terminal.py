@@ -97,6 +97,22 @@ def test_a_chat_with_a_server_keeps_the_conversation(server):
     assert told.stdout == f"{first}\n{first}\n{second}\n" and "/clear begins anew" in told.stderr
 
 
+@pytest.mark.parametrize("where", ["local", "remote"])
+def test_an_error_ends_its_turn_and_not_the_chat(server, where):
+    """The message that is too long is no part of what comes after it."""
+    speaker = [server.url] if where == "remote" else [demo_model(), *LIMITS, "--act-type", "fp32"]
+    told = maga("chat", *speaker, "--temperature", "0", "--max-tokens", "12", text=f"Hello\n{'word ' * 400}\nAnd now?\n")
+    turns = []
+    for words in ("Hello", "And now?"):
+        turns.append({"role": "user", "content": words})
+        answer = server.post("/v1/chat/completions", {"messages": turns, "temperature": 0, "max_tokens": 12}).json()
+        turns.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
+    errors = [line for line in told.stderr.splitlines() if line.startswith("error: ")]
+    assert told.stdout == f"{turns[1]['content']}\n{turns[3]['content']}\n", told.stderr
+    assert len(errors) == 1 and "256 tokens" in errors[0] and "Traceback" not in told.stderr
+    assert told.returncode == 2, "a script must see that not all was answered"
+
+
 def test_a_servers_refusal_is_one_line(server):
     told = maga("chat", server.url, "--model-name", "nobody", "--message", "a")
     assert told.returncode == 2 and told.stderr.startswith("error: the server answered 404") and "nobody" in told.stderr

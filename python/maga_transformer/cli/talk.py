@@ -14,6 +14,8 @@ import typer
 
 from maga_transformer.cli.options import File, load
 from maga_transformer.cli.speaker import Answer, Drawing, Message, open_speaker
+from maga_transformer.config import ConfigError
+from maga_transformer.request import RequestError
 
 Where = Annotated[
     str | None,
@@ -122,9 +124,10 @@ def chat(
         if message is not None:
             tell(speaker.chat([*turns, {"role": "user", "content": message}], drawing))
             return
+        failed = False
         for text in _lines(f"{printable(speaker.name)}: {_CHAT_HELP}"):
             if text in ("/exit", "/quit", "/bye"):
-                return
+                break
             if text == "/clear":
                 turns = [turn for turn in turns if turn["role"] == "system"]
             elif text.startswith("/system"):
@@ -133,8 +136,14 @@ def chat(
             elif text.startswith("/"):
                 print(_CHAT_HELP, file=sys.stderr)
             elif text:
-                turns.append({"role": "user", "content": text})
-                turns.append({"role": "assistant", "content": tell(speaker.chat(turns, drawing))})
+                asked = [*turns, {"role": "user", "content": text}]
+                try:
+                    turns = [*asked, {"role": "assistant", "content": tell(speaker.chat(asked, drawing))}]
+                except (ConfigError, RequestError) as error:  # the conversation is as before the message
+                    print(f"error: {printable(str(error))}", file=sys.stderr)
+                    failed = True
+        if failed and not sys.stdin.isatty():
+            raise typer.Exit(2)
 
 
 def path_of(where: str | None) -> str | None:

@@ -65,6 +65,7 @@ def create_app(runtime: Runtime) -> Starlette:
 
     served = [Route(route.path, route.endpoint, methods=list(route.methods)) for route in table]  # HEAD where GET is, for probes
     app = Starlette(routes=served, exception_handlers={HTTPException: _http_error}, lifespan=lifespan)
+    app.router.redirect_slashes = False  # many clients repeat no POST elsewhere, so the door takes the slash off
     app.state.maga = state
     app.add_middleware(_Door, state=state, tracer=tracer)
     if config.allowed_origins:  # outside of the door: a browser asks before it sends a key, and must be able to read refusals
@@ -97,6 +98,8 @@ class _Door:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if scope["path"].endswith("/") and route_path(scope) != "/":
+            scope["path"] = scope["path"][:-1]
         request_id = _request_id(scope)
         record = RequestRecord(request_id.decode(), scope["method"], scope["path"])
         token = current.set(record)

@@ -76,7 +76,7 @@ async def _tell(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 def response(path: str) -> bytes:
     """The whole answer to a request of this path."""
     error = RequestError(Fault.loading, "Loading model")
-    live = path in LIVE_PATHS
+    live = path.removesuffix("/") in LIVE_PATHS
     body = encode("ok" if live else error_body(error, path))
     head = [
         "HTTP/1.1 200 OK" if live else f"HTTP/1.1 {CODES[error.fault].status} Service Unavailable",

@@ -76,6 +76,7 @@ async def chat_render(request: Request) -> Response:
     asked, ignored = parse(ChatRequest, await json_object(request, state.body_limit), strict=state.runtime.config.strict)
     model_of(state, asked.model)
     prompt = await render_chat(state, conversation(state, asked))
+    asked.grammar()  # without effect on the prompt, and refused as it would be where it has one
     return Response(
         encode(debug_info(state, prompt, asked.stop or [])),
         headers=headers(ignored, 0) | template_header(prompt),

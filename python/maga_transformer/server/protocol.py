@@ -1,5 +1,5 @@
-"""uvicorn's HTTP/1.1 with what it leaves open: how long a request's head may be, how long it may take, and that a request to speak
-another protocol is answered in this one."""
+"""uvicorn's HTTP/1.1 with what it leaves open: how long a request's head may be, how long it may take, that a request to speak
+another protocol is answered in this one, and that HTTP/1.0 knows no chunks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import asyncio
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.types import Message
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from maga_transformer.request import Fault, RequestError
 from maga_transformer.server.errors import encode, raw_error
@@ -47,6 +48,8 @@ class BoundedHead(HttpToolsProtocol):
         self._end_head()
         if not self.parser.should_upgrade():
             super().on_headers_complete()
+            if self.parser.get_http_version() == "1.0":
+                self.cycle.send = _UntilClosed(self.cycle).send  # type: ignore[method-assign]
 
     def on_message_complete(self) -> None:
         if not self.parser.should_upgrade():
@@ -123,3 +126,21 @@ class BoundedHead(HttpToolsProtocol):
             self.transport.write(head.encode() + body)
         self._end_head()
         self.transport.close()
+
+
+class _UntilClosed:
+    """What answers a request of HTTP/1.0: an answer of unknown length goes out as it is, and ends with the connection."""
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._send = cycle.send
+        self._endless = False
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._endless = all(name.lower() != b"content-length" for name, _ in message["headers"])
+            if self._endless:
+                self._cycle.chunked_encoding = False
+        elif self._endless:
+            self._cycle.expected_content_length = len(message.get("body", b""))  # what comes now is all that was promised
+        await self._send(message)  # type: ignore[arg-type]

@@ -66,7 +66,7 @@ def _from_folder(folder: Path, model_config: dict[str, Any], vocab_size: int | N
                     f"{folder}: its tokenizer is code of the checkpoint ({own}, in tokenizer_config.json's auto_map), which does "
                     "not run unless TRUST_REMOTE_CODE=1 (--trust-remote-code) says so"
                 )
-            return _from_code(folder, own, _ends(model_config, generation), vocab_size)
+            return _from_code(folder, own, _ends(folder, model_config, generation), vocab_size)
         if built is None:
             raise FileNotFoundError(f"{file}: no tokenizer here")
         if own and not is_known(own):
@@ -87,7 +87,7 @@ def _from_folder(folder: Path, model_config: dict[str, Any], vocab_size: int | N
     eos = {
         ids.get("eos"),
         *map(tokenizer.token_to_id, turn_ends),
-        *_ends(model_config, generation),
+        *_ends(folder, model_config, generation),
     }
     special = SpecialTokens(
         bos_id=ids.get("bos"),
@@ -161,13 +161,25 @@ def _token_text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
 def _id_list(value: object) -> list[int]:
-    values = value if isinstance(value, list) else [value]
-    return [item for item in values if isinstance(item, int) and not isinstance(item, bool) and item >= 0]
+    return [item for item in (value if isinstance(value, list) else [value]) if _is_id(item)]
 
 
-def _ends(model_config: dict[str, Any], generation: dict[str, Any]) -> list[int]:
-    return [*_id_list(model_config.get("eos_token_id")), *_id_list(generation.get("eos_token_id"))]
+def _ends(folder: Path, model_config: dict[str, Any], generation: dict[str, Any]) -> list[int]:
+    named = {"config.json": model_config.get("eos_token_id"), "generation_config.json": generation.get("eos_token_id")}
+    odd = [
+        f"{value!r:.64} ({file})"
+        for file, values in named.items()
+        for value in (values if isinstance(values, list) else [values])
+        if value is not None and not _is_id(value)
+    ]
+    if odd:
+        log.warning("%s: eos_token_id must hold integers from 0, so these end no answer: %s", folder, ", ".join(odd))
+    return [token for values in named.values() for token in _id_list(values)]
 
 
 def _add_tokens(tokenizer: tokenizers.Tokenizer, listed: object, where: str) -> None:
