@@ -182,9 +182,8 @@ def jumped(tmp_path_factory):
     folder = Path(__file__).parent
     paths = os.pathsep.join([*sys.path, str(folder), str(folder.parent)])
     command = [sys.executable, str(folder / "clock_that_jumps.py"), *PLACES]
-    child = subprocess.run(
-        command, env={**os.environ, "LD_PRELOAD": str(clock), "PYTHONPATH": paths}, capture_output=True, text=True
-    )
+    preload = f"{os.environ.get('LD_PRELOAD', '')} {clock}"  # behind a sanitizer's runtime, which must come first
+    child = subprocess.run(command, env={**os.environ, "LD_PRELOAD": preload, "PYTHONPATH": paths}, capture_output=True, text=True)
     assert child.returncode == 0, child.stderr
     return json.loads(child.stdout)
 
