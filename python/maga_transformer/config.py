@@ -71,7 +71,7 @@ def _kv_dtype_name(value: object) -> object:
     return "fp8_e4m3" if name == "fp8" else name
 
 
-_NOT_QUANTIZED = ("0", "false", "off", "no", "none", "auto", "fp16", "bf16", "fp32")
+_NOT_QUANTIZED = (*_OFF, "auto", "fp16", "bf16", "fp32")
 
 
 def _quantization_name(value: object) -> object:

@@ -101,15 +101,11 @@ def _bias(value: object) -> object:
     return {int(key) if isinstance(key, str) and key.isdecimal() and len(key) < 19 else key: bias for key, bias in value.items()}
 
 
-def _off(value: object) -> object:
-    return 0 if value == -1 and not isinstance(value, bool) else value
-
-
 StopStrings = Annotated[list[str], AfterValidator(_stop_strings)]
 IdLists = Annotated[list[Annotated[list[int], Field(max_length=4096)]], AfterValidator(_id_lists)]
 LogitBias = Annotated[dict[int, Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)]], BeforeValidator(_bias)]
-TopK = Annotated[int, BeforeValidator(_off), Field(ge=0)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
+TopK = Annotated[int, BeforeValidator(samplers.zero_for_minus_one), Field(ge=0)]
+Finite = samplers.Finite
 Seed = Annotated[int, Field(ge=-1, lt=1 << 64)]
 
 

@@ -55,9 +55,8 @@ class Result:
     usage: Usage
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob] | None = None  # of every token of the prompt but the first
-    loss: float | list[float] | None = (
-        None  # calculate_loss: 1: the prompt's perplexity, 2: -ln p of each of its tokens but the first
-    )
+    # calculate_loss: 1: the prompt's perplexity, 2: -ln p of each of its tokens but the first
+    loss: float | list[float] | None = None
     logits: Vector | None = None  # (tokens, vocab or select_tokens_id)
     hidden_states: Vector | None = None  # (tokens, hidden)
     others: list[Result] = field(default_factory=list)
@@ -266,14 +265,8 @@ class _Run:
         if event.finish:
             self._running -= 1
             if event.finish not in ("stop", "length"):
-                raise RequestError(
-                    Fault.timeout
-                    if event.finish == "timeout"
-                    else Fault.cancelled
-                    if event.finish == "cancelled"
-                    else Fault.execution,
-                    event.error or f"the request ended: {event.finish}",
-                )
+                fault = {"timeout": Fault.timeout, "cancelled": Fault.cancelled}.get(event.finish, Fault.execution)
+                raise RequestError(fault, event.error or f"the request ended: {event.finish}")
         return event
 
     def stream(self, ended: Callable[[Event], None]) -> Generator[str, None, None]:
@@ -315,7 +308,7 @@ class _Run:
             text=text.text,
             token_ids=text.tokens,
             finish_reason=last.finish,
-            usage=Usage(last.prompt_tokens, last.cached_tokens, last.output_tokens),
+            usage=_usage(last),
             logprobs=[TokenLogprob(token, value, top) for token, (value, top) in zip(text.tokens, scores, strict=True)]
             if sampling.logprobs >= 0
             else None,

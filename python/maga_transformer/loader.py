@@ -15,10 +15,9 @@ from maga_transformer import _core
 from maga_transformer.checkpoint import Checkpoint, Source, stored_bytes
 from maga_transformer.formats import Affine, Canonical, Dense, Float8, open_quantized, read_weight
 from maga_transformer.formats.finite import not_finite
+from maga_transformer.progress import Progress
 
 log = logging.getLogger(__name__)
-
-Progress = Callable[[int, int], None]
 
 _GROUPS = (128, 64, 32)  # columns that share a scale, the first that fits
 _MOST_BYTES = 4 << 30  # of weights that are on their way at once, unless one alone is larger

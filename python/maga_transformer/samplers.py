@@ -77,7 +77,8 @@ def no_switch(value: object) -> object:
     return value
 
 
-def _all(value: object) -> object:
+def zero_for_minus_one(value: object) -> object:
+    """Clients spell no limit either way."""
     return 0 if value == -1 and not isinstance(value, bool) else value
 
 
@@ -117,7 +118,7 @@ class SamplerFields(BaseModel):
     dry_multiplier: Positive = 0.0
     dry_base: Annotated[Finite, Field(ge=1, le=1e6)] = 1.75
     dry_allowed_length: Annotated[int, Field(ge=1, lt=1 << 31)] = 2
-    dry_range: Annotated[int, BeforeValidator(_all), Field(ge=0, lt=1 << 31)] = 0
+    dry_range: Annotated[int, BeforeValidator(zero_for_minus_one), Field(ge=0, lt=1 << 31)] = 0
     dry_sequence_breakers: Annotated[list[Text], BeforeValidator(_breakers), Field(max_length=256)] = ["\n", ":", '"', "*"]
     custom_token_bans: TokenIds = []
     token_ban_ranges: Annotated[list[BanRange], Field(max_length=1024)] = []

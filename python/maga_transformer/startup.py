@@ -3,36 +3,68 @@
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from maga_transformer import _core, checkpoint, kv_cache, loader, models, tokenizer
+from maga_transformer import _core, kv_cache, loader
 from maga_transformer.adapters.ptuning import Tuned, find_ptuning, open_ptuning
-from maga_transformer.chat.named_templates import NAMED_TEMPLATES
-from maga_transformer.checkpoint.files import read_json_object
+from maga_transformer.checkpoint import Checkpoint, open_checkpoint
 from maga_transformer.checkpoint.hub import is_hub_name
 from maga_transformer.config import Config, ConfigError
 from maga_transformer.device import Device, compute_dtype, cuda_backend, find_device
 from maga_transformer.explain import stored_formats
-from maga_transformer.generate_config import GenerateConfig
 from maga_transformer.measure import memory_bandwidth
 from maga_transformer.memory import available_bytes
-from maga_transformer.models import Family
-from maga_transformer.models.irregular import sparse_keys
+from maga_transformer.models import Family, build_program
 from maga_transformer.models.task import GENERATE
+from maga_transformer.page_pool import Pool
 from maga_transformer.progress import loading_progress
 from maga_transformer.request import RequestError
 from maga_transformer.runtime import Description, Runtime
+from maga_transformer.setting_files import check_own_defaults, read_chat_template, read_sparse_config, sampling_defaults
+from maga_transformer.tokenizer import Tokenizer, load_tokenizer
 
 log = logging.getLogger(__name__)
 
 _WHOLE_INPUT = 8192  # tokens of an input that must be read in one step, where MAX_NUM_BATCHED_TOKENS does not say
 _PROBE_MEBIBYTES = 16  # a core, to measure a CPU's memory in some 10 ms
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """A model but for its weights, and what is to run it."""
+
+    config: Config  # of the device: without zeros
+    device: Device
+    source: Checkpoint
+    program: _core.Program
+    family: Family
+    stored: str  # the types of its weights as they are stored, with their shares
+    tuned: Tuned | None
+    backend: _core.Backend
+    own_kv_dtype: str  # of keys and values, if nobody chooses
+    tokenizer: Tokenizer
+    context: int  # tokens of prompt and output together
+
+    @property
+    def prefix(self) -> int:
+        """Virtual tokens before every prompt."""
+        return self.tuned.tokens if self.tuned else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """A model with its weights and its K/V pages on the device."""
+
+    executable: _core.Executable
+    buffer_bytes: int
+    weight_bytes: list[int]
+    pool: Pool
+    pages: int
+    measured: str  # how their number was found
+    kv_shown: str  # their types, for people
 
 
 def load_runtime(config: Config) -> Runtime:
@@ -46,70 +78,114 @@ def load_runtime(config: Config) -> Runtime:
     defaults = sampling_defaults(config.generation_config_path)
     if not config.generation_config_path:
         check_own_defaults(Path(config.checkpoint_path))
+    opened = open_model(config)
+    card = opened.device.card
+    bytes_per_second = card.bytes_per_second if card else memory_bandwidth(_PROBE_MEBIBYTES)
+    loaded = load_model(opened)
+    engine = make_engine(opened, loaded, bytes_per_second)
+    token_bytes = opened.tokenizer.token_bytes()
+    engine.set_vocabulary(token_bytes)
+    program, family, pool, pages = opened.program, opened.family, loaded.pool, loaded.pages
+    description = Description(
+        names=config.served_model_name or [model_name(config.checkpoint_path)],
+        family=program.family,
+        stored=opened.stored,
+        device=opened.backend.describe(),
+        context=pool.longest(pages) - opened.prefix,
+        kv_dtype=loaded.kv_shown,
+        kv_bytes=pages * pool.page_bytes,
+        kv_tokens=pages * opened.config.seq_size_per_block,
+        kv_measured=loaded.measured,
+        weight_bytes=sum(loaded.weight_bytes),
+        buffer_bytes=loaded.buffer_bytes,
+        bytes_per_second=bytes_per_second,
+        card_bytes=card.total_bytes if card else 0,
+        load_seconds=time.monotonic() - started,
+        sampling_defaults=defaults,
+        task=family.task,
+        segment_shift=family.segment_shift(),
+        embedding_width=0 if not program.embeds else family.hidden if program.row_per_token else program.logits_width,
+        whole_prompts=program.whole_prompts,
+        prefix=f"{opened.prefix} virtual tokens from {opened.tuned.file}" if opened.tuned else "",
+    )
+    runtime = Runtime(opened.config, engine, opened.tokenizer, token_bytes, description)
+    try:
+        runtime.check_stop_words()
+    except (RequestError, ValueError) as error:
+        raise ConfigError(
+            f"STOP_WORDS_STR, STOP_WORDS_LIST, FORCE_STOP_WORDS_STR, FORCE_STOP_WORDS_LIST: no request could use these: {error}"
+        ) from None
+    return runtime
+
+
+def open_model(config: Config) -> Opened:
+    """Everything that may be wrong without a weight being read is found here."""
     try:
         device = find_device(config.device)
     except ValueError as error:
         raise ConfigError(f"DEVICE={config.device}: {error}") from None
     asked, config = config, config.for_device(device.defaults)
-    source = checkpoint.open_checkpoint(config.checkpoint_path, config.load_format)
+    source = open_checkpoint(config.checkpoint_path, config.load_format)
     if config.sparse_config_file:
         source.config.update(read_sparse_config(config.sparse_config_file))
-    program, family = models.build_program(source, config.model_type or None, config.task)
+    program, family = build_program(source, config.model_type or None, config.task)
     stored = stored_formats(program, family.checkpoint)
     tuned = read_ptuning(config, program, family)
-    prefix = tuned.tokens if tuned else 0
     backend, own_kv_dtype = make_backend(config, device, source.dtype(family.embedding))
-    words = tokenizer.load_tokenizer(config.tokenizer_path or None, source, trust_remote_code=config.trust_remote_code)
-    if config.chat_template:
-        words.set_chat_template(*read_chat_template(config.chat_template))
-    try:
-        words.choose_chat_templates(config.default_chat_template_key, config.default_tool_use_template_key)
-    except ValueError as error:
-        raise ConfigError(f"DEFAULT_CHAT_TEMPLATE_KEY={config.default_chat_template_key}: {error}") from None
-    adaptive = config.kv_cache_dtype == "adaptive"
-    kv_dtypes = [{"auto": own_kv_dtype, "adaptive": "int8"}.get(config.kv_cache_dtype, config.kv_cache_dtype)]
-    kv_dtypes *= len(program.cache_layers)
-    if "fp8_e4m3" in kv_dtypes:
-        kv_cache.state_scales(program, family.checkpoint)
-    page_tokens = config.seq_size_per_block
-    page_bytes = program.page_bytes(page_tokens, kv_dtypes)
-    taken = tuned.tokens if tuned and tuned.has_positions else 0
-    positions = program.max_positions - taken
-    if positions < 1:
-        raise ConfigError(f"PTUNING_PATH: {prefix} virtual tokens leave none of the model's {program.max_positions} positions")
-    context = config.max_seq_len or positions
-    if context > positions:
-        less = f", {taken} of them taken by the tuned prompt (PTUNING_PATH)" if taken else ""
-        raise ConfigError(f"MAX_SEQ_LEN={context}: the model has {program.max_positions} positions{less}; valid: 1 to {positions}")
+    tokenizer = read_tokenizer(config, source)
+    if family.task.kind == GENERATE:
+        check_ends(config.checkpoint_path, tokenizer)
+    context = context_of(config, program, tuned)
     if program.whole_prompts and not asked.max_num_batched_tokens:
         budget = max(config.max_num_batched_tokens, min(context, _WHOLE_INPUT))
         config = config.model_copy(update={"max_num_batched_tokens": budget})
-    spare = int(tuned is not None and tuned.in_pages and prefix % page_tokens != 0)
-    pool = Pool(config, page_bytes=page_bytes, context=context, prefix=prefix, spare=spare)
-    free = device.card.free_bytes if device.card else available_bytes()
+    return Opened(
+        config=config,
+        device=device,
+        source=source,
+        program=program,
+        family=family,
+        stored=stored,
+        tuned=tuned,
+        backend=backend,
+        own_kv_dtype=own_kv_dtype,
+        tokenizer=tokenizer,
+        context=context,
+    )
+
+
+def load_model(opened: Opened) -> Loaded:
+    """Loads the weights, chooses the types of keys and values, and takes memory for their pages."""
+    config, program, backend, tuned = opened.config, opened.program, opened.backend, opened.tuned
+    card, page_tokens = opened.device.card, config.seq_size_per_block
+    adaptive = config.kv_cache_dtype == "adaptive"
+    kv_dtypes = [{"auto": opened.own_kv_dtype, "adaptive": "int8"}.get(config.kv_cache_dtype, config.kv_cache_dtype)]
+    kv_dtypes *= len(program.cache_layers)
+    if "fp8_e4m3" in kv_dtypes:
+        kv_cache.state_scales(program, opened.family.checkpoint)
+    pool = Pool(
+        config,
+        page_bytes=program.page_bytes(page_tokens, kv_dtypes),
+        context=opened.context,
+        prefix=opened.prefix,
+        spare=int(tuned is not None and tuned.in_pages and opened.prefix % page_tokens != 0),
+    )
+    free = card.free_bytes if card else available_bytes()
     given = pool.given(free)  # a size that cannot be should not cost a load
 
-    bytes_per_second = device.card.bytes_per_second if device.card else memory_bandwidth(_PROBE_MEBIBYTES)
     with loading_progress() as progress:
         weights = loader.load_weights(
-            backend, program, source, progress=progress, quantization=config.quantization, check=config.check_weights
+            backend, program, opened.source, progress=progress, quantization=config.quantization, check=config.check_weights
         )
     loader.tell_of_widened(weights)
     if tuned:
         weights += tuned.add_to(program, backend)
-    kv_shown = kv_cache.summary(kv_dtypes) if kv_dtypes else own_kv_dtype
+    kv_shown = kv_cache.summary(kv_dtypes) if kv_dtypes else opened.own_kv_dtype
     if adaptive and kv_dtypes:
-        ids = words.encode(kv_cache.CALIBRATION_TEXT)[: min(kv_cache.CALIBRATION_TOKENS, context)]
-        choice = kv_cache.choose_dtypes(
-            functools.partial(kv_cache.logits_of, backend, program, weights, ids, page_tokens),
-            len(kv_dtypes),
-            own_kv_dtype,
-            config.kv_cache_error,
-        )
+        choice = choose_kv_dtypes(opened, weights)
         kv_dtypes = choice.dtypes
         kv_shown = f"{kv_cache.summary(kv_dtypes)} (logits within {choice.error:.2%})"
-        page_bytes = program.page_bytes(page_tokens, kv_dtypes)
-        pool = replace(pool, page_bytes=page_bytes)
+        pool = replace(pool, page_bytes=program.page_bytes(page_tokens, kv_dtypes))
         given = pool.given(free)
 
     def executable(pages: int) -> _core.Executable:
@@ -121,12 +197,12 @@ def load_runtime(config: Config) -> Runtime:
             logit_rows=config.max_num_batched_tokens if program.row_per_token else config.max_num_seqs,
             pages=pages,
             page_tokens=page_tokens,
-            kv_dtype=kv_dtypes or own_kv_dtype,
+            kv_dtype=kv_dtypes or opened.own_kv_dtype,
         )
 
     if given is not None:
         pages, measured = given
-    elif device.card:  # the backend measures what its largest step leaves
+    elif card:  # the backend measures what its largest step leaves
         pages, measured = 0, f"GPU_MEMORY_UTILIZATION={config.gpu_memory_utilization:g}"
     else:
         pages, measured = pool.measured(available_bytes() - executable(1).buffer_bytes)
@@ -136,81 +212,83 @@ def load_runtime(config: Config) -> Runtime:
         pool.check(pages, measured)
     if tuned:
         tuned.fill(model, program)
-    buffer_bytes = model.buffer_bytes
-    longest = pool.longest(pages)
-    engine = _core.Engine(
-        backend,
-        model,
+    return Loaded(
+        executable=model,
+        buffer_bytes=model.buffer_bytes,
+        weight_bytes=[weight.bytes for weight in weights],
+        pool=pool,
+        pages=pages,
+        measured=measured,
+        kv_shown=kv_shown,
+    )
+
+
+def make_engine(opened: Opened, loaded: Loaded, bytes_per_second: float) -> _core.Engine:
+    config, tuned, card, vocab = opened.config, opened.tuned, opened.device.card, opened.program.vocab
+    return _core.Engine(
+        opened.backend,
+        loaded.executable,
         max_sequences=config.max_num_seqs,
         token_budget=config.max_num_batched_tokens,
         max_queue=config.max_queue,
-        max_sequence_length=longest,
+        max_sequence_length=loaded.pool.longest(loaded.pages),
         prefix_cache=config.reuse_cache,
-        prefix=list(range(program.vocab, program.vocab + prefix)),
+        prefix=list(range(vocab, vocab + opened.prefix)),
         prefix_in_pages=tuned is not None and tuned.in_pages,
         prefix_has_positions=tuned is None or tuned.has_positions,
         bytes_per_second=bytes_per_second,
-        flops_per_second=device.card.flops_per_second if device.card and own_kv_dtype != "fp32" else 0.0,
-        weight_bytes=[float(weight.bytes) for weight in weights],
+        flops_per_second=card.flops_per_second if card and opened.own_kv_dtype != "fp32" else 0.0,
+        weight_bytes=[float(size) for size in loaded.weight_bytes],
         fault=config.fault,
     )
-    token_bytes = words.token_bytes()
-    engine.set_vocabulary(token_bytes)
-    description = Description(
-        names=config.served_model_name or [model_name(config.checkpoint_path)],
-        family=program.family,
-        stored=stored,
-        device=backend.describe(),
-        context=longest - prefix,
-        kv_dtype=kv_shown,
-        kv_bytes=pages * page_bytes,
-        kv_tokens=pages * page_tokens,
-        kv_measured=measured,
-        weight_bytes=sum(weight.bytes for weight in weights),
-        buffer_bytes=buffer_bytes,
-        bytes_per_second=bytes_per_second,
-        card_bytes=device.card.total_bytes if device.card else 0,
-        load_seconds=time.monotonic() - started,
-        sampling_defaults=defaults,
-        task=family.task,
-        segment_shift=family.segment_shift(),
-        embedding_width=0 if not program.embeds else family.hidden if program.row_per_token else program.logits_width,
-        whole_prompts=program.whole_prompts,
-        prefix=f"{prefix} virtual tokens from {tuned.file}" if tuned else "",
+
+
+def choose_kv_dtypes(opened: Opened, weights: list[_core.Weight]) -> kv_cache.Choice:
+    """By KV_CACHE_ERROR."""
+    count = min(kv_cache.CALIBRATION_TOKENS, opened.context)
+    ids = opened.tokenizer.encode(kv_cache.CALIBRATION_TEXT)[:count]
+    page_tokens = opened.config.seq_size_per_block
+    return kv_cache.choose_dtypes(
+        functools.partial(kv_cache.logits_of, opened.backend, opened.program, weights, ids, page_tokens),
+        len(opened.program.cache_layers),
+        opened.own_kv_dtype,
+        opened.config.kv_cache_error,
     )
-    if words.foreign_eos_ids and family.task.kind == GENERATE:
-        outside = f"outside the model's vocabulary of {words.vocab_size} tokens"
-        told = f"{config.checkpoint_path}: eos_token_id {words.foreign_eos_ids}: {outside}"
-        if not words.eos_ids:
-            raise ConfigError(f"{told}, so no answer could end (config.json, generation_config.json, or the tokenizer's files)")
-        log.warning("%s, so none will end an answer", told)
-    runtime = Runtime(config, engine, words, token_bytes, description)
+
+
+def read_tokenizer(config: Config, source: Checkpoint) -> Tokenizer:
+    tokenizer = load_tokenizer(config.tokenizer_path or None, source, trust_remote_code=config.trust_remote_code)
+    if config.chat_template:
+        tokenizer.set_chat_template(*read_chat_template(config.chat_template))
     try:
-        runtime.check_stop_words()
-    except (RequestError, ValueError) as error:
-        raise ConfigError(
-            f"STOP_WORDS_STR, STOP_WORDS_LIST, FORCE_STOP_WORDS_STR, FORCE_STOP_WORDS_LIST: no request could use these: {error}"
-        ) from None
-    return runtime
+        tokenizer.choose_chat_templates(config.default_chat_template_key, config.default_tool_use_template_key)
+    except ValueError as error:
+        raise ConfigError(f"DEFAULT_CHAT_TEMPLATE_KEY={config.default_chat_template_key}: {error}") from None
+    return tokenizer
 
 
-def read_chat_template(setting: str) -> tuple[str, str]:
-    """The template, and what to call it in messages."""
-    if setting in NAMED_TEMPLATES:
-        return NAMED_TEMPLATES[setting], f"the template {setting}"
-    if "{" in setting:  # no file's name
-        return setting, "CHAT_TEMPLATE"
-    try:
-        return Path(setting).read_text(encoding="utf-8"), setting
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"CHAT_TEMPLATE={setting}: {error}; names: {', '.join(NAMED_TEMPLATES)}") from None
+def check_ends(path: str, tokenizer: Tokenizer) -> None:
+    """Ends of text that the model can never draw: ConfigError where there are no others, a warning where there are."""
+    if not tokenizer.foreign_eos_ids:
+        return
+    outside = f"outside the model's vocabulary of {tokenizer.vocab_size} tokens"
+    told = f"{path}: eos_token_id {tokenizer.foreign_eos_ids}: {outside}"
+    if not tokenizer.eos_ids:
+        raise ConfigError(f"{told}, so no answer could end (config.json, generation_config.json, or the tokenizer's files)")
+    log.warning("%s, so none will end an answer", told)
 
 
-def read_sparse_config(path: str) -> dict[str, Any]:
-    try:
-        return sparse_keys(read_json_object(path), path)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"SPARSE_CONFIG_FILE={path}: {error}") from None
+def context_of(config: Config, program: _core.Program, tuned: Tuned | None) -> int:
+    """MAX_SEQ_LEN, or all positions that the model has and a tuned prompt leaves."""
+    taken = tuned.tokens if tuned and tuned.has_positions else 0
+    positions = program.max_positions - taken
+    if positions < 1:
+        raise ConfigError(f"PTUNING_PATH: {taken} virtual tokens leave none of the model's {program.max_positions} positions")
+    context = config.max_seq_len or positions
+    if context > positions:
+        less = f", {taken} of them taken by the tuned prompt (PTUNING_PATH)" if taken else ""
+        raise ConfigError(f"MAX_SEQ_LEN={context}: the model has {program.max_positions} positions{less}; valid: 1 to {positions}")
+    return context
 
 
 def read_ptuning(config: Config, program: _core.Program, family: Family) -> Tuned | None:
@@ -243,123 +321,6 @@ def make_backend(config: Config, device: Device, stored: str) -> tuple[_core.Bac
     except ValueError as error:
         raise ConfigError(f"ACT_TYPE={config.act_type}: {error}") from None
     return cuda_backend(device, compute, config.gpu_memory_utilization), compute
-
-
-@dataclass(frozen=True)
-class Pool:
-    """How many pages the K/V cache gets, and why. Its sizes are pairs of both."""
-
-    config: Config  # of the device: without zeros
-    page_bytes: int
-    context: int  # tokens of the longest sequence
-    prefix: int = 0  # and of what stands before it
-    spare: int = 0  # pages that no sequence can have: of a prefix, one that is copied
-
-    def _for(self, tokens: int) -> int:
-        return -(-(self.prefix + tokens) // self.config.seq_size_per_block) + self.spare
-
-    def longest(self, pages: int) -> int:
-        """Of a sequence, prefix included."""
-        return min(self.context + self.prefix, (pages - self.spare) * self.config.seq_size_per_block)
-
-    @property
-    def per_sequence(self) -> int:
-        return self._for(self.context)
-
-    def given(self, free: int) -> tuple[int, str] | None:
-        """The size that the user asked for; None: no size. `free`: available bytes. ConfigError when there are fewer."""
-        asked = self.config.kv_cache_mem_mb
-        if asked < 0:
-            return None
-        why = f"KV_CACHE_MEM_MB={asked}"
-        if asked << 20 > free:
-            raise ConfigError(f"{why}: only {free >> 20} MiB of memory are available")
-        pages = (asked << 20) // self.page_bytes
-        self.check(pages, why)
-        return pages, why
-
-    def measured(self, free: int) -> tuple[int, str]:
-        """max_num_seqs full sequences, but at most half of the `free` bytes that weights and buffers leave."""
-        wanted = self.config.max_num_seqs * self.per_sequence
-        pages = max(0, min(wanted, free // 2 // self.page_bytes))
-        why = (
-            f"{self.config.max_num_seqs} sequences of full length"
-            if pages == wanted
-            else f"half of the {free >> 20} MiB that are available"
-        )
-        self.check(pages, why)
-        return pages, why
-
-    def check(self, pages: int, why: str) -> None:
-        """ConfigError when not even one sequence fits; a warning when the longest does not."""
-        context_given = self.config.max_seq_len > 0
-        smallest = self.per_sequence if context_given else self._for(2)
-        if pages < smallest:
-            raise ConfigError(
-                f"the K/V cache would have {pages} pages of {self.page_bytes >> 10} KiB ({why}), which is too little: "
-                f"{'MAX_SEQ_LEN=' + str(self.context) if context_given else 'the shortest sequence'} needs "
-                f"{smallest * self.page_bytes / 2**20:.1f} MiB; "
-                "raise KV_CACHE_MEM_MB" + (" or lower MAX_SEQ_LEN" if context_given else "")
-            )
-        if pages < self.per_sequence:
-            log.warning(
-                "the K/V cache holds %d tokens (%s): the context is lowered from %d to that; set KV_CACHE_MEM_MB or "
-                "MAX_SEQ_LEN to choose",
-                self.longest(pages) - self.prefix,
-                why,
-                self.context,
-            )
-
-
-def sampling_defaults(path: str) -> Mapping[str, Any]:
-    """The fields of a generation_config.json that say how to sample; the others belong to its model."""
-    if not path:
-        return {}
-    place = Path(path)
-    if place.is_dir():
-        place = place / "generation_config.json"
-    try:
-        content = json.loads(place.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"GENERATION_CONFIG_PATH={path}: {error}") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"GENERATION_CONFIG_PATH={path}: {place.name} does not hold a JSON object")
-    chosen = {name: content[name] for name in _SAMPLING_DEFAULTS if content.get(name) is not None}
-    wrong = _impossible(chosen)
-    if wrong:
-        raise ConfigError(f"GENERATION_CONFIG_PATH={path}: {wrong}")
-    return chosen
-
-
-def check_own_defaults(checkpoint: Path) -> None:
-    """Names what cannot be in the model's own generation_config.json, which is used if GENERATION_CONFIG_PATH says so."""
-    try:
-        sampling_defaults(str(checkpoint / "generation_config.json") if (checkpoint / "generation_config.json").is_file() else "")
-    except ConfigError as error:
-        log.warning("%s; it is not used, but would be refused", error)
-
-
-def _impossible(fields: Mapping[str, Any]) -> str:
-    """All that is wrong with them, each by its name and value."""
-    wrong = []
-    for chosen in ({name: value} for name, value in fields.items()):
-        try:
-            GenerateConfig.parse(chosen)
-        except RequestError as error:
-            wrong.append(error.message)
-    return "; ".join(wrong)
-
-
-_SAMPLING_DEFAULTS = (
-    "max_new_tokens",
-    "min_new_tokens",
-    "do_sample",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-)
 
 
 def model_name(path: str) -> str:

@@ -39,7 +39,10 @@ REFUSED: dict[str, tuple[frozenset[str], str]] = {
     "TREE_DECODE_CONFIG": (_UNSET, _SPECULATE),
     "VIT_TRT": (_OFF, "vision towers are not supported yet; valid: 0, or leave it unset"),
     "VIT_SEPARATION": (_OFF, "vision towers are not supported yet; valid: 0, or leave it unset"),
-    "MODEL_TEMPLATE_TYPE": (_UNSET, "built-in chat formats are not supported yet; the checkpoint's own template is used"),
+    "MODEL_TEMPLATE_TYPE": (
+        _UNSET,
+        "its names are not known here; leave it unset for the checkpoint's own template, or name one with CHAT_TEMPLATE",
+    ),
     "FT_PLUGIN_PATH": (_UNSET, f"a plugin file {_FILES}"),
     "CONCURRENCY_WITH_BLOCK": (_OFF, "not supported; requests wait in a bounded queue anyway (MAX_QUEUE), leave it unset"),
     "PD_SEPARATION": (_OFF, "separate prefill and decode servers are not supported yet; valid: 0, or leave it unset"),
@@ -104,7 +107,8 @@ class ForeignFlag:
     neutral: frozenset[str] | None = None
 
 
-_LOCAL = "checkpoints are files on this machine; download them first, and give their folder"
+_NEWEST = "files on this machine are taken as they are, a model of the hub in its main revision; for another one give its folder"
+_HUB_CACHE = "models of the hub lie in its cache; HF_HOME says where that is"
 FOREIGN_FLAGS = (
     ForeignFlag(("--tensor-parallel-size", "-tp"), _SINGLE, neutral=_ONE),
     ForeignFlag(("--pipeline-parallel-size", "-pp"), _SINGLE, neutral=_ONE),
@@ -114,8 +118,8 @@ FOREIGN_FLAGS = (
     ForeignFlag(("--lora-modules",), "LoRA adapters are not supported yet", neutral=_UNSET),
     ForeignFlag(("--speculative-config",), "speculative decoding is not supported yet", neutral=_UNSET),
     ForeignFlag(("--cpu-offload-gb",), "weights stay where the model runs; valid: 0", neutral=_OFF),
-    ForeignFlag(("--revision",), _LOCAL, neutral=_UNSET),
-    ForeignFlag(("--download-dir",), _LOCAL, neutral=_UNSET),
+    ForeignFlag(("--revision",), _NEWEST, neutral=_UNSET),
+    ForeignFlag(("--download-dir",), _HUB_CACHE, neutral=_UNSET),
     ForeignFlag(("--seed",), "a request names its seed (seed, random_seed); others draw one"),
     ForeignFlag(("--swap-space",), "a preempted sequence is computed again, nothing is swapped"),
     ForeignFlag(("--max-seq-len-to-capture",), "every length is captured"),

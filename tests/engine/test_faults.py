@@ -158,6 +158,16 @@ def test_a_fault_at_any_moment(place):
     assert survives(f"memory:{place}:5:3", World(pages=24)) > 0 or place == "emit"
 
 
+def test_h85_each_page_that_is_taken_fails_in_turn():
+    """The k-th time that pages are wanted there is no memory, then no page: k from the first to the last time, at most 500."""
+    world = World(pages=24)
+    failed: list[int] = []
+    while len(failed) < 500 and (not failed or failed[-1]):
+        failed.append(survives(f"memory:allocate:1:{len(failed)}", world))
+        assert survives(f"no_pages:allocate:1:{len(failed) - 1}", world) == 0
+    assert len(failed) > 100 and all(failed[:-1])
+
+
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind, error", [("disk_full", "No space left on device"), ("closed_pipe", "Broken pipe")])
 def test_outputs_that_take_nothing_are_no_matter_of_the_engine(kind, error, place):

@@ -13,20 +13,15 @@ from typing import Any
 
 import aiohttp
 import orjson
-from server.chain_model import END, write_chain
+from server.chain_model import END, WIDTH, write_random
 
-VOCABULARY, CONTEXT = 320, 256
+VOCABULARY, CONTEXT = WIDTH, 256
 ENDLESS = 1e9  # seconds
 
 
 def write_model(folder: Path) -> Path:
-    """Two layers of 64, for LOAD_FORMAT=dummy; the tokenizer is the one of tests/server/chain_model.py."""
-    write_chain(folder, ["a", "b"])
-    (folder / "model.safetensors").unlink()
-    config = json.loads((folder / "config.json").read_text())
-    config |= {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config |= {"num_key_value_heads": 4, "head_dim": 16, "max_position_embeddings": CONTEXT}
-    (folder / "config.json").write_text(json.dumps(config))
+    """One for LOAD_FORMAT=dummy, with a chat template."""
+    write_random(folder, CONTEXT)
     template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": END, "chat_template": template}))
     return folder

@@ -8,8 +8,9 @@ from types import MappingProxyType
 from typing import Any
 
 
-def _names(**modules: str) -> Mapping[str, str]:
-    return MappingProxyType(modules)
+def _names(*others: Mapping[str, str], **modules: str) -> Mapping[str, str]:
+    """Those of `others` and `modules`; where several have one, the last counts."""
+    return MappingProxyType({module: name for names in (*others, modules) for module, name in names.items()})
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,7 @@ _ATTENTION_BIAS = "model.layers.0.self_attn.q_proj.bias"
 def _llama(architecture: str, model_type: str, modules: Mapping[str, str] = _names(), **more: Any) -> Layout:
     """Llama's names, but for `modules`."""
     flags = {"attention_bias": _ATTENTION_BIAS, "mlp_bias": "model.layers.0.mlp.up_proj.bias", **more.pop("flags", {})}
-    all_modules = MappingProxyType({**_LLAMA_MODULES, **modules})
-    return Layout(architecture, model_type, _LLAMA_OUTSIDE, "model.layers.{}", all_modules, flags=flags, **more)
+    return Layout(architecture, model_type, _LLAMA_OUTSIDE, "model.layers.{}", _names(_LLAMA_MODULES, modules), flags=flags, **more)
 
 
 _EXPERTS = _names(
@@ -71,14 +71,12 @@ _EXPERT_KEYS = {
     "moe_intermediate_size": "expert_feed_forward_length",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
 }
-_DEEPSEEK_EXPERTS = MappingProxyType(
-    {
-        **_EXPERTS,
-        "exp_probs_b": "mlp.gate.e_score_correction_bias",
-        "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
-        "ffn_up_shexp": "mlp.shared_experts.up_proj",
-        "ffn_down_shexp": "mlp.shared_experts.down_proj",
-    }
+_DEEPSEEK_EXPERTS = _names(
+    _EXPERTS,
+    exp_probs_b="mlp.gate.e_score_correction_bias",
+    ffn_gate_shexp="mlp.shared_experts.gate_proj",
+    ffn_up_shexp="mlp.shared_experts.up_proj",
+    ffn_down_shexp="mlp.shared_experts.down_proj",
 )
 _DEEPSEEK_EXPERT_KEYS = {
     **_EXPERT_KEYS,
@@ -91,7 +89,7 @@ _DEEPSEEK_EXPERT_KEYS = {
     "topk_group": "expert_group_used_count",
 }
 _SANDWICH = _names(post_attention_norm="post_attention_layernorm", post_ffw_norm="post_feedforward_layernorm")
-_GEMMA_2 = MappingProxyType({**_SANDWICH, "ffn_norm": "pre_feedforward_layernorm"})
+_GEMMA_2 = _names(_SANDWICH, ffn_norm="pre_feedforward_layernorm")
 _GPT_2 = _names(
     attn_norm="ln_1",
     attn_qkv="attn.c_attn",
@@ -111,7 +109,7 @@ _PARALLEL = _names(
     ffn_up="mlp.dense_h_to_4h",
     ffn_down="mlp.dense_4h_to_h",
 )
-_GELU = MappingProxyType({"hidden_act": "gelu"})
+_GELU = {"hidden_act": "gelu"}
 
 LAYOUTS: Mapping[str, Layout] = MappingProxyType(
     {
@@ -127,25 +125,23 @@ LAYOUTS: Mapping[str, Layout] = MappingProxyType(
         "glm4moe": _llama(
             "Glm4MoeForCausalLM",
             "glm4_moe",
-            MappingProxyType({**_DEEPSEEK_EXPERTS, "post_attention_norm": "post_attention_layernorm"}),
+            _names(_DEEPSEEK_EXPERTS, post_attention_norm="post_attention_layernorm"),
             flags={"use_qk_norm": "model.layers.0.self_attn.q_norm.weight"},
             keys=_DEEPSEEK_EXPERT_KEYS,
         ),
         "deepseek2": _llama(
             "DeepseekV2ForCausalLM",
             "deepseek_v2",
-            MappingProxyType(
-                {
-                    **_DEEPSEEK_EXPERTS,
-                    "attn_q_a": "self_attn.q_a_proj",
-                    "attn_q_a_norm": "self_attn.q_a_layernorm",
-                    "attn_q_b": "self_attn.q_b_proj",
-                    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
-                    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
-                    "attn_kv_b": "self_attn.kv_b_proj",
-                    "attn_k_b": "self_attn.k_b_proj",  # kv_b_proj's rows of each head, (heads, latent, nope)
-                    "attn_v_b": "self_attn.v_b_proj",  # (heads, v_dim, latent)
-                }
+            _names(
+                _DEEPSEEK_EXPERTS,
+                attn_q_a="self_attn.q_a_proj",
+                attn_q_a_norm="self_attn.q_a_layernorm",
+                attn_q_b="self_attn.q_b_proj",
+                attn_kv_a_mqa="self_attn.kv_a_proj_with_mqa",
+                attn_kv_a_norm="self_attn.kv_a_layernorm",
+                attn_kv_b="self_attn.kv_b_proj",
+                attn_k_b="self_attn.k_b_proj",  # kv_b_proj's rows of each head, (heads, latent, nope)
+                attn_v_b="self_attn.v_b_proj",  # (heads, v_dim, latent)
             ),
             keys={
                 **_DEEPSEEK_EXPERT_KEYS,
@@ -221,14 +217,12 @@ LAYOUTS: Mapping[str, Layout] = MappingProxyType(
             "phi",
             _names(token_embd="model.embed_tokens", output_norm="model.final_layernorm", output="lm_head"),
             "model.layers.{}",
-            MappingProxyType(
-                {
-                    **_LLAMA_MODULES,
-                    "attn_qkv": "self_attn.{}_proj",
-                    "attn_output": "self_attn.dense",
-                    "ffn_up": "mlp.fc1",
-                    "ffn_down": "mlp.fc2",
-                }
+            _names(
+                _LLAMA_MODULES,
+                attn_qkv="self_attn.{}_proj",
+                attn_output="self_attn.dense",
+                ffn_up="mlp.fc1",
+                ffn_down="mlp.fc2",
             ),
             qkv="apart",
             eps="layer_norm_eps",
@@ -258,7 +252,7 @@ LAYOUTS: Mapping[str, Layout] = MappingProxyType(
             "qwen",
             _names(token_embd="transformer.wte", output_norm="transformer.ln_f", output="lm_head"),
             "transformer.h.{}",
-            MappingProxyType({**_GPT_2, "ffn_gate": "mlp.w2", "ffn_up": "mlp.w1"}),
+            _names(_GPT_2, ffn_gate="mlp.w2", ffn_up="mlp.w1"),
             eps="layer_norm_epsilon",
             keys={"seq_length": "context_length"},
         ),
@@ -285,7 +279,7 @@ LAYOUTS: Mapping[str, Layout] = MappingProxyType(
             "gpt_neox",
             _names(token_embd="gpt_neox.embed_in", output_norm="gpt_neox.final_layer_norm", output="embed_out"),
             "gpt_neox.layers.{}",
-            MappingProxyType({**_PARALLEL, "attn_output": "attention.dense", "attn_qkv": "attention.query_key_value"}),
+            _names(_PARALLEL, attn_output="attention.dense", attn_qkv="attention.query_key_value"),
             qkv="head",
             eps="layer_norm_eps",
             config=_GELU,
@@ -339,15 +333,13 @@ LAYOUTS: Mapping[str, Layout] = MappingProxyType(
         "bert": Layout(
             "BertModel",
             "bert",
-            MappingProxyType(
-                {
-                    "token_embd": "bert.embeddings.word_embeddings",
-                    "token_embd_norm": "bert.embeddings.LayerNorm",
-                    "token_types": "bert.embeddings.token_type_embeddings",
-                    "position_embd": "bert.embeddings.position_embeddings",
-                    "cls": "bert.pooler.dense",
-                    "cls.output": "classifier",
-                }
+            _names(
+                token_embd="bert.embeddings.word_embeddings",
+                token_embd_norm="bert.embeddings.LayerNorm",
+                token_types="bert.embeddings.token_type_embeddings",
+                position_embd="bert.embeddings.position_embeddings",
+                cls="bert.pooler.dense",
+                **{"cls.output": "classifier"},
             ),
             "bert.encoder.layer.{}",
             _names(
@@ -392,7 +384,7 @@ LAYOUTS: Mapping[str, Layout] = MappingProxyType(
                 output="transformer.output_layer",
             ),
             "transformer.encoder.layers.{}",
-            MappingProxyType({**_PARALLEL, "attn_qkv": "self_attention.query_key_value"}),
+            _names(_PARALLEL, attn_qkv="self_attention.query_key_value"),
             eps="layernorm_epsilon",
             config={"multi_query_attention": True},
             flags={"add_qkv_bias": "transformer.encoder.layers.0.self_attention.query_key_value.bias"},
@@ -425,8 +417,8 @@ def layout_of(architecture: str, stored: set[str]) -> Layout | None:
         return MIXTRAL
     if architecture == "bert" and "cls.output.weight" not in stored:  # BERT's own classifier, whose pooler the converter drops
         bert = LAYOUTS[architecture]
-        return replace(bert, outside=MappingProxyType({**bert.outside, "cls": "classifier"}))
+        return replace(bert, outside=_names(bert.outside, cls="classifier"))
     if architecture == "falcon" and "blk.0.attn_norm_2.weight" in stored:  # 40B: of attention and of the MLP
         falcon = LAYOUTS[architecture]
-        return replace(falcon, modules=MappingProxyType({**falcon.modules, "attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"}))
+        return replace(falcon, modules=_names(falcon.modules, attn_norm="ln_mlp", attn_norm_2="ln_attn"))
     return LAYOUTS.get(architecture)

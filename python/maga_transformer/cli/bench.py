@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import random
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Annotated, Any
@@ -18,6 +15,7 @@ import typer
 from maga_transformer.cli.options import File, load
 from maga_transformer.cli.speaker import Answer, Drawing, LocalAnswer, LocalSpeaker, RemoteAnswer, RemoteSpeaker, open_speaker
 from maga_transformer.cli.talk import Key, Url, Where, path_of
+from maga_transformer.progress import Progress, progress_bar
 
 _PLAIN_IDS = (100, 1000)  # in every vocabulary, and no special tokens in most
 
@@ -41,6 +39,7 @@ class Seen:
 
     first: list[float] = field(default_factory=list)
     between: list[float] = field(default_factory=list)
+    ended: int = 0  # answers
     tokens: int = 0
     seconds: float = 0.0
     least: float = 0.0  # that the device needed for the engine's steps
@@ -65,9 +64,9 @@ def bench(
     with open_speaker(url or where, api_key, "", load(path_of(where), config, settings)) as speaker:
         target = _Local(speaker) if isinstance(speaker, LocalSpeaker) else _Remote(speaker)
         warm = Load(max_concurrency, max_concurrency, input_len, min(8, output_len), seed + 1)
-        _measure(target, warm, lambda: None)
-        with _progress(asked.requests) as advance:
-            seen = _measure(target, asked, advance)
+        _measure(target, warm, lambda done, total: None)
+        with progress_bar("requests") as progress:
+            seen = _measure(target, asked, progress)
     for line in report(speaker.name, asked, seen):
         print(line)
 
@@ -113,7 +112,7 @@ class _Remote:
         return least, busy
 
 
-def _measure(target: _Local | _Remote, load: Load, advance: Callable[[], None]) -> Seen:
+def _measure(target: _Local | _Remote, load: Load, progress: Progress) -> Seen:
     seen, lock = Seen(), threading.Lock()
     prompts = load.prompts()
 
@@ -125,7 +124,8 @@ def _measure(target: _Local | _Remote, load: Load, advance: Callable[[], None]) 
             seen.first += gaps[:1]
             seen.between += gaps[1:]
             seen.tokens += answer.tokens
-            advance()
+            seen.ended += 1
+            progress(seen.ended, load.requests)
 
     least, busy = target.least_and_busy()
     started = time.monotonic()
@@ -136,20 +136,6 @@ def _measure(target: _Local | _Remote, load: Load, advance: Callable[[], None]) 
     least_after, busy_after = target.least_and_busy()
     seen.least, seen.busy = least_after - least, busy_after - busy
     return seen
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[], None]]:
-    if not sys.stderr.isatty():
-        yield lambda: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("requests", total=total)
-        yield lambda: bar.advance(task)
 
 
 def report(name: str, load: Load, seen: Seen) -> list[str]:
