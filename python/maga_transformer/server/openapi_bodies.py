@@ -63,10 +63,10 @@ _TEXT_OR_PARTS: Schema = {"anyOf": [_TEXT, {"type": "array", "items": _OBJECT}]}
 
 
 def _messages(*roles: str) -> Schema:
-    """Text, or parts of text; an assistant's may have none."""
+    """Text, or parts of text; an assistant's may have none. Where tools answer as a role, calls are a field of a turn."""
     said = {"role": {"enum": [role for role in roles if role != "assistant"]}, "content": _TEXT_OR_PARTS}
     answered = {"role": {"const": "assistant"}, "content": {"anyOf": [*_TEXT_OR_PARTS["anyOf"], {"type": "null"}]}}
-    calls = {"tool_calls": {"anyOf": [{"type": "array", "items": _OBJECT}, {"type": "null"}]}}
+    calls = {"tool_calls": {"anyOf": [{"type": "array", "items": _OBJECT}, {"type": "null"}]}} if "tool" in roles else {}
     return {
         "type": "array",
         "minItems": 1,
