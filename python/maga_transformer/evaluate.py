@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from maga_transformer.config import Config, ConfigError
-from maga_transformer.texts import text_path
+from maga_transformer.progress import Progress, progress_bar
+from maga_transformer.texts import read_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,9 +53,7 @@ def windows(tokens: int, size: int, stride: int) -> list[Window]:
     return found
 
 
-def perplexity(
-    llm: LLM, text: str, *, window: int = 0, stride: int = 0, progress: Callable[[int, int], None] | None = None
-) -> Perplexity:
+def perplexity(llm: LLM, text: str, *, window: int = 0, stride: int = 0, progress: Progress | None = None) -> Perplexity:
     """`window`: tokens that the model sees at once, 0: 1024, or its context if that is less. `stride`: from one window to the
     next, 0: half of one. Where the tokenizer puts a token before every text, every window begins with it. `progress` hears
     (tokens scored, tokens in all). Raises ValueError."""
@@ -84,15 +82,6 @@ def perplexity(
     return Perplexity(total / scored, scored, time.monotonic() - began)
 
 
-def read_text(path: str) -> tuple[str, str]:
-    """(its name, the text); "": the one that comes with the package."""
-    place = Path(path) if path else text_path("alice")
-    try:
-        return place.name, place.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{place}: not UTF-8 ({error.reason} at byte {error.start})") from None
-
-
 def other_settings(text: str) -> dict[str, object]:
     """ "quantization=int8,kv_cache_dtype=fp16" as settings; an item without "=" names another checkpoint."""
     found: dict[str, object] = {}
@@ -112,9 +101,8 @@ def evaluate(
     from rich.table import Table
 
     from maga_transformer.llm import LLM
-    from maga_transformer.progress import progress_bar
 
-    name, text = read_text(text_file)
+    name, text = read_text(text_file, "alice")
     runs = [settings, *({**settings, **other_settings(other)} for other in against)]
     for run in runs:  # a mistake in the last should not cost the first
         Config.without_environment(**run)

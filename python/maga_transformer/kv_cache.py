@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from maga_transformer import _core
+from maga_transformer import _core, whole_text
 from maga_transformer.checkpoint import Checkpoint, Source
 from maga_transformer.formats.quantized import floats
 
@@ -117,23 +117,12 @@ def logits_of(
     dtypes: list[str],
 ) -> npt.NDArray[np.float32]:
     """Of a text, all of it in one step; of a model that embeds or scores, what it says of the text."""
-    count, pages = len(ids), -(-len(ids) // page_tokens)
+    count = len(ids)
     rows = [count - 1] if program.embeds else list(range(count))
-    executable = backend.load(
-        program, weights, tokens=count, sequences=1, logit_rows=len(rows), pages=pages, page_tokens=page_tokens, kv_dtype=dtypes
-    )
+    executable = backend.load(program, weights, **whole_text.limits(count, page_tokens, len(rows)), kv_dtype=dtypes)
     end, _, whole = program.context
-    executable.run(
-        ids=list(ids),
-        positions=list(range(count)),
-        sequence_start=[0, count],
-        kv_length=[count],
-        page_start=[0, pages],
-        pages=list(range(pages)),
-        logit_rows=rows,
-        prompt_length=[count],
-        **({"context": [count if whole else 0], "block_positions": [0] * count} if end >= 0 or whole else {}),
-    )
+    context = {"context": [count if whole else 0], "block_positions": [0] * count} if end >= 0 or whole else {}
+    executable.run(**whole_text.step(ids, page_tokens, rows), prompt_length=[count], **context)
     return np.array(executable.logits())
 
 

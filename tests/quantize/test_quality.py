@@ -16,12 +16,12 @@ from maga_transformer.checkpoint import open_checkpoint
 from maga_transformer.evaluate import perplexity, windows
 from maga_transformer.quantize import Calibration, convert, stage
 from maga_transformer.quantize.grid import round_to_nearest
-from maga_transformer.texts import text_path
+from maga_transformer.texts import read_text
 from runner import Runner
 from safetensors.numpy import load_file, save_file
 from tiny import recipe
 
-TEXT = text_path("alice").read_text()[:2600]  # about 650 tokens
+TEXT = read_text("", "alice")[1][:2600]  # about 650 tokens
 
 
 @pytest.fixture(scope="module")

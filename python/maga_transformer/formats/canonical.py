@@ -21,9 +21,7 @@ class Dense:
     dtype: str  # fp32, fp16 or bf16
 
     def dequantize(self) -> npt.NDArray[np.float32]:
-        if self.dtype == "bf16":
-            return (self.values.astype(np.uint32) << 16).view(np.float32)
-        return self.values.astype(np.float32)
+        return widened(self.values, self.dtype)
 
 
 @dataclass(frozen=True)
@@ -149,6 +147,11 @@ def unit_rows(weight: Canonical) -> Canonical:
 def _row_norms(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     norms: npt.NDArray[np.float32] = np.maximum(np.linalg.norm(values, axis=1, keepdims=True), np.float32(1e-12))
     return norms
+
+
+def widened(values: Array, dtype: str) -> npt.NDArray[np.float32]:
+    """Values of a dense type in fp32."""
+    return (values.astype(np.uint32) << 16).view(np.float32) if dtype == "bf16" else values.astype(np.float32)
 
 
 def rounded(values: npt.NDArray[np.float32], dtype: str) -> Array:

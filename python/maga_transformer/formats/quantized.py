@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from maga_transformer.checkpoint.files import read_json_object
 from maga_transformer.checkpoint.interface import Checkpoint
-from maga_transformer.formats.canonical import Canonical
+from maga_transformer.formats.canonical import Canonical, widened
 
 
 class Method(Protocol):
@@ -128,10 +128,7 @@ def tensor_of(checkpoint: Checkpoint, name: str, dtypes: Iterable[str], shape: t
 
 def floats(checkpoint: Checkpoint, name: str, shape: tuple[int | None, ...]) -> npt.NDArray[np.float32]:
     """fp32, fp16 or bf16 values as fp32."""
-    values = tensor_of(checkpoint, name, ("fp32", "fp16", "bf16"), shape)
-    if checkpoint.dtype(name) == "bf16":
-        return (values.astype(np.uint32) << 16).view(np.float32)
-    return values.astype(np.float32)
+    return widened(tensor_of(checkpoint, name, ("fp32", "fp16", "bf16"), shape), checkpoint.dtype(name))
 
 
 def unpack(words: npt.NDArray[np.int32], bits: int, count: int) -> npt.NDArray[np.uint8]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from maga_transformer import _core
+from maga_transformer import _core, whole_text
 from maga_transformer.checkpoint import Checkpoint
 from maga_transformer.loader import load_weights
 from maga_transformer.quantize.grid import Floats
@@ -63,30 +63,12 @@ class StageRunner:
         part = _core.part(self.program, stage.first, stage.last, outputs=wanted)
         weights = load_weights(self.backend, part, checkpoint)
         length = self.ids.shape[1]
-        pages = -(-length // _PAGE_TOKENS)
-        model = self.backend.load(
-            part,
-            weights,
-            tokens=length,
-            sequences=1,
-            logit_rows=1,
-            pages=pages,
-            page_tokens=_PAGE_TOKENS,
-            kv_dtype="fp32",
-        )
+        model = self.backend.load(part, weights, **whole_text.limits(length, _PAGE_TOKENS, 1), kv_dtype="fp32")
         for index, ids in enumerate(self.ids.tolist()):
             if stage.input is not None:
                 assert before is not None
                 model.write_value(stage.input, np.ascontiguousarray(before[index]))
-            model.run(
-                ids=ids,
-                positions=list(range(length)),
-                sequence_start=[0, length],
-                kv_length=[length],
-                page_start=[0, pages],
-                pages=list(range(pages)),
-                logit_rows=[length - 1],
-            )
+            model.run(**whole_text.step(ids, _PAGE_TOKENS, [length - 1]))
             yield {value: model.read_value(value, length) for value in wanted}
 
     def inputs(self, stage: Stage, checkpoint: Checkpoint, before: Floats | None) -> dict[View, Inputs]:

@@ -8,7 +8,7 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from maga_transformer.checkpoint import Checkpoint, SafetensorsCheckpoint, open_
 from maga_transformer.checkpoint.safetensors_writer import write_safetensors
 from maga_transformer.formats import open_quantized
 from maga_transformer.models import build_program
+from maga_transformer.progress import Progress
 from maga_transformer.quantize import side_files
 from maga_transformer.quantize.calibrate import Ids, StageRunner, sequences
 from maga_transformer.quantize.grid import Floats
@@ -28,10 +29,8 @@ from maga_transformer.quantize.layouts import quantization_config
 from maga_transformer.quantize.plan import Plan, make_plan
 from maga_transformer.quantize.recipe import Calibration, Recipe
 from maga_transformer.quantize.stage import StageQuantizer
-from maga_transformer.texts import text_path
+from maga_transformer.texts import read_text
 from maga_transformer.tokenizer import Tokenizer, load_tokenizer
-
-Progress = Callable[[int, int], None]  # (stages done, in all)
 
 _STATE = "quantize.json"
 
@@ -49,7 +48,7 @@ def convert(
     progress: Progress = lambda done, total: None,
 ) -> None:
     """Writes the checkpoint `source`, quantised, to a new folder `target`. `trust_remote_code`: of its
-    tokenizer. ValueError and FileNotFoundError name what is wrong."""
+    tokenizer. `progress` hears (stages done, in all). ValueError and FileNotFoundError name what is wrong."""
     if Path(target).exists():
         raise ValueError(f"{target}: it exists already; name a new folder")
     checkpoint = open_checkpoint(source)
@@ -128,11 +127,7 @@ class _Conversion:
 
 
 def _calibration_ids(words: Tokenizer, program: _core.Program, calibration: Calibration) -> Ids:
-    place = Path(calibration.file) if calibration.file else text_path("holmes")
-    try:
-        text = place.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{place}: not UTF-8 ({error.reason} at byte {error.start})") from None
+    _, text = read_text(calibration.file, "holmes")
     return sequences(text, words, calibration, program.max_positions)
 
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from maga_transformer import __version__
 from maga_transformer.checkpoint.safetensors_writer import Stored
-from maga_transformer.formats.canonical import rounded
+from maga_transformer.formats.canonical import rounded, widened
 from maga_transformer.quantize.float8 import LARGEST, to_e4m3
 from maga_transformer.quantize.grid import Floats, Quantized
 from maga_transformer.quantize.recipe import Recipe
@@ -75,7 +75,7 @@ def fp8(module: str, weight: Floats, dtype: str) -> dict[str, Stored]:
 def _scale(scale: Floats, dtype: str) -> tuple[npt.NDArray[Any], Floats]:
     """As stored, and its values; of rows of zeros, 1."""
     bits = rounded(np.where(scale > 0, scale, 1).astype(np.float32), dtype)
-    values = (bits.astype(np.uint32) << 16).view(np.float32) if dtype == "bf16" else bits.astype(np.float32)
+    values = widened(bits, dtype)
     if not np.all((values > 0) & np.isfinite(values)):
         raise ValueError(f"a row's scale does not fit {dtype}")
     return bits, values

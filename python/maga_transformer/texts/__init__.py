@@ -6,5 +6,10 @@ holmes  Arthur Conan Doyle, The Adventures of Sherlock Holmes (1892), stories I 
 from pathlib import Path
 
 
-def text_path(name: str) -> Path:
-    return Path(__file__).with_name(f"{name}.txt")
+def read_text(file: str, name: str) -> tuple[str, str]:
+    """What to call it, and the text: of a file, or, where `file` is "", of the package's `name`."""
+    place = Path(file) if file else Path(__file__).with_name(f"{name}.txt")
+    try:
+        return place.name, place.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{place}: not UTF-8 ({error.reason} at byte {error.start})") from None

@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -84,18 +85,7 @@ def _from_folder(folder: Path, model_config: dict[str, Any], vocab_size: int | N
     if "add_bos_token" in config or "add_eos_token" in config:  # they overrule tokenizer.json
         asked = {role: ids.get(role) if config.get(f"add_{role}_token") is True else None for role in ("bos", "eos")}
         surround(tokenizer, asked["bos"], asked["eos"])
-    eos = {
-        ids.get("eos"),
-        *map(tokenizer.token_to_id, turn_ends),
-        *_ends(folder, model_config, generation),
-    }
-    special = SpecialTokens(
-        bos_id=ids.get("bos"),
-        eos_ids=frozenset(token for token in eos if token is not None),
-        unk_id=ids.get("unk"),
-        pad_id=ids.get("pad"),
-        texts=texts,
-    )
+    special = _special(ids, [*map(tokenizer.token_to_id, turn_ends), *_ends(folder, model_config, generation)], texts)
     templates = _folder_templates(folder, config)
     if not templates and is_llama_2_chat(model_config.get("model_type"), vocab_size, folder, model_config.get("_name_or_path")):
         templates["default"] = ChatTemplate(CHAT, f"{folder}: the chat template of Llama 2")
@@ -107,13 +97,7 @@ def _from_code(folder: Path, own: str, ends: list[int], vocab_size: int | None) 
     codec = RemoteCodec(code, f"{folder}: the code of the tokenizer ({own})")
     texts = {role: str(text) for role, text in code.special_tokens_map.items() if role.removesuffix("_token") in _ROLES}
     ids = {role: codec.token_id(texts[f"{role}_token"]) for role in _ROLES if f"{role}_token" in texts}
-    special = SpecialTokens(
-        bos_id=ids.get("bos"),
-        eos_ids=frozenset(token for token in (ids.get("eos"), *ends) if token is not None),
-        unk_id=ids.get("unk"),
-        pad_id=ids.get("pad"),
-        texts=texts,
-    )
+    special = _special(ids, ends, texts)
     named = code.chat_template
     listed = [{"name": name, "template": text} for name, text in named.items()] if isinstance(named, dict) else named
     templates = _folder_templates(folder, {"chat_template": listed})
@@ -134,20 +118,25 @@ def _from_gguf(path: str, metadata: dict[str, Any], vocab_size: int | None) -> T
     size = vocab_size or len(vocabulary.tokens)
     if not templates and is_llama_2_chat(metadata.get("general.architecture"), size, path, metadata.get("general.name")):
         templates["default"] = ChatTemplate(CHAT, f"{path}: the chat template of Llama 2")
-    eos = {ids["eos"], vocabulary.id_of("eot"), vocabulary.id_of("eom")}
+    ends = {vocabulary.id_of("eot"), vocabulary.id_of("eom")}
     if "default" in templates:
         added = tokenizer.get_added_tokens_decoder()
-        eos |= {
+        ends |= {
             token for token, text in added.items() if text.content in _TURN_ENDS and text.content in templates["default"].source
         }
-    special = SpecialTokens(
-        bos_id=ids["bos"],
-        eos_ids=frozenset(token for token in eos if token is not None),
-        unk_id=ids["unk"],
-        pad_id=ids["pad"],
-        texts={f"{role}_token": vocabulary.tokens[token] for role, token in ids.items() if token is not None},
+    texts = {f"{role}_token": vocabulary.tokens[token] for role, token in ids.items() if token is not None}
+    return Tokenizer(tokenizer, _special(ids, ends, texts), vocab_size=size, templates=templates)
+
+
+def _special(ids: Mapping[str, int | None], ends: Iterable[int | None], texts: Mapping[str, str]) -> SpecialTokens:
+    """`ids` by role; `ends`: what ends an answer besides eos."""
+    return SpecialTokens(
+        bos_id=ids.get("bos"),
+        eos_ids=frozenset(token for token in (ids.get("eos"), *ends) if token is not None),
+        unk_id=ids.get("unk"),
+        pad_id=ids.get("pad"),
+        texts=texts,
     )
-    return Tokenizer(tokenizer, special, vocab_size=size, templates=templates)
 
 
 def _optional_object(file: Path) -> dict[str, Any]:
