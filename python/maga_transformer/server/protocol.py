@@ -49,7 +49,7 @@ class BoundedHead(HttpToolsProtocol):
         if not self.parser.should_upgrade():
             super().on_headers_complete()
             if self.parser.get_http_version() == "1.0":
-                self.cycle.send = _UntilClosed(self.cycle).send  # type: ignore[method-assign]
+                self.cycle.send = _UntilClosed(self.cycle).send  # type: ignore[method-assign, assignment]
 
     def on_message_complete(self) -> None:
         if not self.parser.should_upgrade():

@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import tokenizers
 
@@ -150,7 +150,7 @@ def _token_text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _is_id(value: object) -> bool:
+def _is_id(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
