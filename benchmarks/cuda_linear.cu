@@ -32,21 +32,21 @@ int64_t bytes_of(const Matrix& matrix) { return matrix.rows() * matrix.k * 2; }
 
 struct Model {
   const char* name;
-  std::vector<Matrix> matrices;
+  Matrices matrices;
 };
-const Model kModels[] = {{"Llama-3-8B", kLlama3_8B},
-                         {"Llama-3.2-1B",
-                          {{"qkv", 3072, 2048, false, true},
-                           {"o", 2048, 2048, false, true},
-                           {"gate_up", 8192, 2048, true, false},
-                           {"down", 2048, 8192, false, true},
-                           {"head", 128256, 2048, false, false, true}}},
-                         {"SmolLM-135M",
-                          {{"qkv", 960, 576, false, true},
-                           {"o", 576, 576, false, true},
-                           {"gate_up", 1536, 576, true, false},
-                           {"down", 576, 1536, false, true},
-                           {"head", 49152, 576, false, false, true}}}};
+constexpr Model kModels[] = {{"Llama-3-8B", kLlama3_8B},
+                             {"Llama-3.2-1B",
+                              {{{"qkv", 3072, 2048, false, true},
+                                {"o", 2048, 2048, false, true},
+                                {"gate_up", 8192, 2048, true, false},
+                                {"down", 2048, 8192, false, true},
+                                {"head", 128256, 2048, false, false, true}}}},
+                             {"SmolLM-135M",
+                              {{{"qkv", 960, 576, false, true},
+                                {"o", 576, 576, false, true},
+                                {"gate_up", 1536, 576, true, false},
+                                {"down", 576, 1536, false, true},
+                                {"head", 49152, 576, false, false, true}}}}};
 
 class Timer {
  public:

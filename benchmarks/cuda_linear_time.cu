@@ -8,12 +8,6 @@
 
 namespace maga::bench {
 
-const std::vector<Matrix> kLlama3_8B = {{"qkv", 6144, 4096, false, true},
-                                        {"o", 4096, 4096, false, true},
-                                        {"gate_up", 14336, 4096, true, false},
-                                        {"down", 4096, 14336, false, true},
-                                        {"head", 128256, 4096, false, false, true}};
-
 Stopwatch::Stopwatch() {
   MAGA_CUDA(cudaEventCreate(&begin_));
   MAGA_CUDA(cudaEventCreate(&end_));

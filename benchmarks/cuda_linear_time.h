@@ -1,6 +1,7 @@
 // What the programs that time CUDA linears share: the matrices of Llama-3-8B, a stopwatch over graphs, the command line.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <string>
 #include <vector>
@@ -18,8 +19,12 @@ struct Matrix {
   bool f32 = false;
   int64_t rows() const { return int64_t{n} * (gated ? 2 : 1); }
 };
-// qkv, o, gate_up, down, head
-extern const std::vector<Matrix> kLlama3_8B;
+using Matrices = std::array<Matrix, 5>;  // qkv, o, gate_up, down, head
+constexpr Matrices kLlama3_8B = {{{"qkv", 6144, 4096, false, true},
+                                  {"o", 4096, 4096, false, true},
+                                  {"gate_up", 14336, 4096, true, false},
+                                  {"down", 4096, 14336, false, true},
+                                  {"head", 128256, 4096, false, false, true}}};
 
 class Stopwatch {
  public:
