@@ -10,7 +10,7 @@ from maga_transformer.formats import open_quantized
 from maga_transformer.models.baichuan import Baichuan, Baichuan2
 from maga_transformer.models.bert import Bert, Roberta
 from maga_transformer.models.bloom import Bloom
-from maga_transformer.models.chatglm import ChatGlm, ChatGlm2, ChatGlm3, Glm, Glm4
+from maga_transformer.models.chatglm import ChatGlm, ChatGlm2, ChatGlm3
 from maga_transformer.models.chatglm1 import ChatGlm1
 from maga_transformer.models.cohere import Cohere, Cohere2
 from maga_transformer.models.deepseek import DeepseekV2, DeepseekV3
@@ -19,6 +19,7 @@ from maga_transformer.models.family import Family
 from maga_transformer.models.gemma import Gemma
 from maga_transformer.models.gemma2 import Gemma2
 from maga_transformer.models.gemma3 import Gemma3
+from maga_transformer.models.glm import Glm, Glm4
 from maga_transformer.models.glm4_moe import Glm4Moe
 from maga_transformer.models.gpt2 import Gpt2, GptBigCode
 from maga_transformer.models.gpt_neox import GptNeoX
