@@ -228,7 +228,8 @@ class Config(BaseModel):
 
     chat_template: str = _setting(
         "",
-        "file of a chat template (Jinja), the template itself, or chatml, llama-2, llama-3, mistral, gemma, vicuna, alpaca, plain; "
+        "file of a chat template (Jinja), the template itself, or chatml, llama-2, llama-3, mistral, gemma, vicuna, alpaca, "
+        "xverse, aquila, phi-2, plain; "
         "empty: the model's own",
         group="Chats",
     )

@@ -26,12 +26,23 @@ NAMED_TEMPLATES = {
     "{% else %}USER: {{ text }}{% endif %}{% endfor %}{% if add_generation_prompt %} ASSISTANT:{% endif %}",
     "alpaca": "{{ bos_token }}" + _SYSTEM_FIRST + "{{ '### Response:' if turn.role == 'assistant' else '### Instruction:' }}\n"
     "{{ text | trim }}\n\n{% endfor %}{% if add_generation_prompt %}### Response:\n{% endif %}",
+    "xverse": _SYSTEM_FIRST + "{% if turn.role == 'assistant' %}Assistant: {{ text }}{{ eos_token }}"
+    "{% else %}Human: {{ text }}\n\n{% endif %}{% endfor %}{% if add_generation_prompt %}Assistant: {% endif %}",
+    # AquilaChat; AquilaChat2 has several, by size.
+    "aquila": _EACH + "{% if turn.role == 'system' %}{{ turn.content }}{% else %}"
+    "###{{ 'Assistant' if turn.role == 'assistant' else 'Human' }}: {{ turn.content }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}###Assistant:{% endif %}",
+    "phi-2": _SYSTEM_FIRST + "{{ 'Output:' if turn.role == 'assistant' else 'Instruct:' }} {{ text | trim }}\n{% endfor %}"
+    "{% if add_generation_prompt %}Output:{% endif %}",
     "plain": _EACH + "{{ turn.role | capitalize }}: {{ turn.content | trim }}\n{% endfor %}"
     "{% if add_generation_prompt %}Assistant:{% endif %}",
 }
 _SIGNS = {"<|start_header_id|>": "llama-3", "<start_of_turn>": "gemma", "<|im_end|>": "chatml"}  # tokens of their own
+_OF_FAMILIES = {"xverse": "xverse", "aquila": "aquila", "phi": "phi-2", "mpt": "chatml"}  # published for their chat models
 
 
-def fallback_template(token_id: Callable[[str], int | None]) -> str:
-    """The name of the template that suits a vocabulary: its own turn marks, or none, in words that any model has read."""
-    return next((name for sign, name in _SIGNS.items() if token_id(sign) is not None), "plain")
+def fallback_template(token_id: Callable[[str], int | None], family: str) -> str:
+    """The name of the template that suits a model: by its vocabulary's turn marks, what its publisher gave out for the family, or
+    words that any model has read."""
+    marked = next((name for sign, name in _SIGNS.items() if token_id(sign) is not None), None)
+    return marked or _OF_FAMILIES.get(family, "plain")

@@ -85,7 +85,7 @@ async def render_chat(state: State, asked: Conversation) -> ChatPrompt:
     turns = turns_of(asked.messages)
     fallback = ""
     if not tokenizer.chat_template and asked.template is None:
-        fallback = fallback_template(tokenizer.token_id)
+        fallback = fallback_template(tokenizer.token_id, state.runtime.description.family)
     if asked.continue_final_message and (asked.add_generation_prompt or turns[-1]["role"] != "assistant"):
         raise RequestError(
             Fault.parameter,

@@ -73,7 +73,7 @@ def serve(config: Config) -> None:
     if runtime.description.task.kind == GENERATE and not runtime.tokenizer.chat_template:
         log.warning(
             "the model has no chat template, so chats are written as %s: set CHAT_TEMPLATE to a file or one of %s",
-            fallback_template(runtime.tokenizer.token_id),
+            fallback_template(runtime.tokenizer.token_id, runtime.description.family),
             ", ".join(NAMED_TEMPLATES),
         )
     server.greeting = greeting(runtime, config.host, port)
@@ -126,7 +126,8 @@ def greeting(runtime: Runtime, host: str, port: int) -> str:
 def _chats(runtime: Runtime) -> str:
     place = runtime.tokenizer.chat_template_place
     if not place:
-        return f"by the template {fallback_template(runtime.tokenizer.token_id)}, for want of the model's own (--chat-template)"
+        name = fallback_template(runtime.tokenizer.token_id, runtime.description.family)
+        return f"by the template {name}, for want of the model's own (--chat-template)"
     dialect = runtime.config.dialect(runtime.tokenizer.chat_templates)
     tools = "harmony" if dialect.harmony else dialect.tools.name if dialect.tools else "text"
     thoughts = "harmony" if dialect.harmony else dialect.reasoning.name if dialect.reasoning else "text"
