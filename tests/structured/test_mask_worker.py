@@ -32,6 +32,9 @@ class Queue:
     def take(self) -> list[Any]:
         return self.asked.get()
 
+    def close(self) -> None:
+        self.asked.put([])
+
     def ready(self, mask: Any, allowed: np.ndarray) -> None:
         bits = np.unpackbits(allowed.view(np.uint8), bitorder="little")[: len(TOKENS)]
         self.answers.put((mask, b"".join(TOKENS[token] for token in np.flatnonzero(bits)).decode()))

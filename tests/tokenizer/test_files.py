@@ -198,7 +198,8 @@ def test_first_chatglm(kind: str, images: int, tmp_path: Path) -> None:
         own = found.encode(text)
         assert own[-2:] == end
         assert_as(expected, [token - images for token in own[:-2]], spelled(text), ties=kind == "unigram")
-        if 0 not in expected.encode(spelled(text)) and "<n>" not in text:
+        told_apart = "<n>" not in text and "▁" not in text  # from a new line, from a blank
+        if 0 not in expected.encode(spelled(text)) and told_apart:
             assert found.decode(own) == text
         stream = found.decode_stream()
         assert "".join(piece for token in own if (piece := stream.step(token))) + stream.finish() == found.decode(own)
