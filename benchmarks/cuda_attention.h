@@ -90,6 +90,7 @@ void attention_reference(double* out, DType type, DType kv_type, const Attention
                          const AttentionArgs& args);
 
 int check_attention(bool few);
-void time_attention();
+// Of decode with one batch size and context, or of all that the benchmark has.
+void time_attention(int only_batch, int only_context);
 
 }  // namespace maga::cuda

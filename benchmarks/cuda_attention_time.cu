@@ -89,7 +89,7 @@ Times time_step(const Model& model, const StepSizes& shape, DType kv_type, Pool&
 
 }  // namespace
 
-void time_attention() {
+void time_attention(int only_batch, int only_context) {
   const Stream stream;
   int device = 0, major = 0;
   MAGA_CUDA(cudaGetDevice(&device));
@@ -113,10 +113,13 @@ void time_attention() {
     }
     std::printf("\n");
   };
+  const auto decode_llama = [&](int batch, int context) {
+    decode(llama, ("batch " + std::to_string(batch) + ", " + std::to_string(context)).c_str(),
+           std::vector(batch, SequenceSize{1, context}));
+  };
+  if (only_batch > 0) return decode_llama(only_batch, only_context);
   for (const int batch : {1, 8, 64, 256})
-    for (const int context : {256, 2048, 8192})
-      decode(llama, ("batch " + std::to_string(batch) + ", " + std::to_string(context)).c_str(),
-             std::vector(batch, SequenceSize{1, context}));
+    for (const int context : {256, 2048, 8192}) decode_llama(batch, context);
   std::vector<SequenceSize> skewed(63, {1, 512});
   skewed.push_back({1, 65536});
   decode(llama, "63 x 512, 1 x 65536", skewed);

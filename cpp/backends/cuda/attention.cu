@@ -13,8 +13,6 @@
 namespace maga::cuda {
 namespace {
 
-constexpr int kFewRows = 16;  // packed rows of the small tile
-
 // Hands out parts of one allocation; with base 0 it only counts.
 struct Carver {
   uintptr_t base = 0;
@@ -38,16 +36,16 @@ struct Lane {
 Lane make_lane(const MmaKernel& kernel, const cudaDeviceProp& device) {
   Lane lane{.kernel = kernel};
   const auto bytes = [&](int stages) { return stages * kernel.stage_bytes + kernel.scratch_bytes; };
-  // Two CTAs an SM hide each other's merges, if both can keep two blocks under way; else one with all the memory.
+  // CTAs of an SM hide each other's waits: as many as the kernel is made for, if two of them can keep two blocks under way, more of
+  // them one; else one CTA with all the memory.
   const auto fits = [&](int ctas, int stages) {
     return bytes(stages) <= static_cast<int>(device.sharedMemPerBlockOptin) &&
            ctas * (bytes(stages) + static_cast<int>(device.reservedSharedMemPerBlock)) <=
                static_cast<int>(device.sharedMemPerMultiprocessor);
   };
-  for (int stages : {4, 3})
-    if (lane.stages == 0 && fits(2, stages)) lane.stages = stages;
-  for (int stages : {4, 3, 2})
-    if (lane.stages == 0 && fits(1, stages)) lane.stages = stages;
+  for (int ctas = std::max(kernel.ctas, 2); ctas > 0; --ctas)
+    for (int stages = 4; stages >= (ctas == 2 ? 3 : 2); --stages)
+      if (lane.stages == 0 && fits(ctas, stages)) lane.stages = stages;
   if (lane.stages == 0) return {};
   lane.shared_bytes = bytes(lane.stages);
   MAGA_CUDA(cudaFuncSetAttribute(kernel.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, lane.shared_bytes));
@@ -120,7 +118,8 @@ AttentionPlan::AttentionPlan(const AttentionShape& shape, DType type, DType kv_t
   MAGA_CUDA(cudaGetDeviceProperties(&device, current));
   const MmaKernels kernels = attention_mma(type, kv_type, shape.head_dim);
   if (device.major >= 8 && shape.v_dim == shape.head_dim && kernels.few.kernel != nullptr) {
-    state->few = make_lane(kernels.few, device);
+    const bool some = shape.heads / shape.kv_heads > kernels.few.rows && kernels.some.kernel != nullptr;
+    state->few = make_lane(some ? kernels.some : kernels.few, device);
     state->many = make_lane(kernels.many, device);
   }
   if (!state->generic()) {
@@ -148,7 +147,7 @@ void AttentionPlan::plan(const Queue& queue, const DeviceStep& step, const Step*
   s.run_few = s.run_many = s.fa3_run = false;
   s.zero_rest = host == nullptr || step.tokens > host->tokens();
   if (host == nullptr) {
-    (group <= kFewRows ? s.run_few : s.run_many) = true;
+    (group <= s.few.kernel.rows ? s.run_few : s.run_many) = true;
   } else {
     s.tokens = host->tokens();
     own = static_cast<int>(host->sequences());
@@ -161,7 +160,7 @@ void AttentionPlan::plan(const Queue& queue, const DeviceStep& step, const Step*
     s.fa3_run = own < host->sequences();
     if (s.fa3_run) s.fa3->plan(queue, *host, own);
     for (int i = 0; i < own; ++i)
-      if (tokens(i) > 0) (tokens(i) * group <= kFewRows ? s.run_few : s.run_many) = true;
+      if (tokens(i) > 0) (tokens(i) * group <= s.few.kernel.rows ? s.run_few : s.run_many) = true;
   }
   if (!s.run_few && !s.run_many) return;
   PlanArgs args{.shape = {group, s.shape.kv_heads, static_cast<int>(s.shape.window), step.tree_mask != nullptr},

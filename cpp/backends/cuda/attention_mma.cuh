@@ -1,9 +1,11 @@
 // The kernel behind attention_mma.h; each attention_mma_hd*.cu compiles it for one head size.
 //
 // A CTA walks its share of the work list (attention_work.cuh). The warps stand in kRowWarps x kKeyWarps: a row warp has 16 packed
-// query rows, a key warp has kSlice keys of every block. Warps with the same keys (a team) fill a ring of stages in shared memory,
+// query rows, or all where they are few, a key warp has kSlice keys of every block. Warps with the same keys (a team) fill a ring of stages in shared memory,
 // which runs ahead over the ends of tiles. With one row warp a team is a single warp, and the main loop has no CTA barrier.
 #pragma once
+
+#include <type_traits>
 
 #include "backends/cuda/attention_mma_tile.cuh"
 #include "backends/cuda/launch.cuh"
@@ -49,7 +51,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kCtas) attention_mma_kernel(co
     }
     copy_commit();  // of nothing at the end, so that the count of groups tells the stage
   };
-  MmaRows<S> rows;
+  std::conditional_t<S::kFew, MmaFew<S>, MmaRows<S>> rows;
   rows.start(args, at, row_warp);
   for (int i = 0; i < args.stages - 1; ++i) load_next();
   int stage = 0;
@@ -88,30 +90,31 @@ __global__ void __launch_bounds__(S::kThreads, S::kCtas) attention_mma_kernel(co
 
 template <typename S>
 MmaKernel mma_kernel() {
-  return {attention_mma_kernel<S>, S::kRows, S::kBlock, S::kThreads, S::kStage, S::kScratch};
+  return {attention_mma_kernel<S>, S::kRows, S::kBlock, S::kThreads, S::kStage, S::kScratch, S::kCtas};
+}
+
+// kFewSlice, kManySlice: keys of a block, a warp.
+template <typename T, int kHeadDim, int kFewSlice, typename E = T>
+MmaKernels mma_kernels_of() {
+  constexpr int kManySlice = kHeadDim <= 128 ? 64 : 32;
+  MmaKernels kernels{.few = mma_kernel<MmaShape<T, kHeadDim, 8, 4, kFewSlice, E>>(),
+                     .many = mma_kernel<MmaShape<T, kHeadDim, 64, 1, kManySlice, E>>()};
+  // Head sizes of models with more than eight query heads to a K/V head.
+  if constexpr (kHeadDim == 64 || kHeadDim == 128) kernels.some = mma_kernel<MmaShape<T, kHeadDim, 16, 4, kFewSlice, E>>();
+  return kernels;
 }
 
 template <int kHeadDim>
 MmaKernels mma_kernels(DType type) {
-  constexpr int kSlice = kHeadDim <= 128 ? 64 : 32;
-  if (type == DType::f16)
-    return {mma_kernel<MmaShape<__half, kHeadDim, 1, 4, 16>>(), mma_kernel<MmaShape<__half, kHeadDim, 4, 1, kSlice>>()};
-  return {mma_kernel<MmaShape<__nv_bfloat16, kHeadDim, 1, 4, 16>>(), mma_kernel<MmaShape<__nv_bfloat16, kHeadDim, 4, 1, kSlice>>()};
-}
-
-template <int kHeadDim, DType kType>
-MmaKernels mma_kernels_of() {
-  constexpr int kSlice = kHeadDim <= 128 ? 64 : 32;
-  return {mma_kernel<MmaShape<__half, kHeadDim, 1, 4, 32, Coded<kType>>>(),
-          mma_kernel<MmaShape<__half, kHeadDim, 4, 1, kSlice, Coded<kType>>>()};
+  return type == DType::f16 ? mma_kernels_of<__half, kHeadDim, 16>() : mma_kernels_of<__nv_bfloat16, kHeadDim, 16>();
 }
 
 template <int kHeadDim>
 MmaKernels mma_code_kernels(DType kv_type) {
   switch (kv_type) {
-    case DType::i8: return mma_kernels_of<kHeadDim, DType::i8>();
-    case DType::f8_e4m3: return mma_kernels_of<kHeadDim, DType::f8_e4m3>();
-    case DType::f8_e5m2: return mma_kernels_of<kHeadDim, DType::f8_e5m2>();
+    case DType::i8: return mma_kernels_of<__half, kHeadDim, 32, Coded<DType::i8>>();
+    case DType::f8_e4m3: return mma_kernels_of<__half, kHeadDim, 32, Coded<DType::f8_e4m3>>();
+    case DType::f8_e5m2: return mma_kernels_of<__half, kHeadDim, 32, Coded<DType::f8_e5m2>>();
     default: return {};
   }
 }

@@ -39,11 +39,12 @@ struct MmaKernel {
   void (*kernel)(MmaArgs) = nullptr;
   int rows = 0, block_keys = 0, threads = 0;
   int stage_bytes = 0, scratch_bytes = 0;
+  int ctas = 0;  // an SM, if there is room for their rings
 };
 
-// Decode and other steps whose packed rows fill one small tile; and all others.
+// Decode and other steps whose packed rows fill one small tile, of 8 rows or of 16 (not for all head sizes); and all others.
 struct MmaKernels {
-  MmaKernel few, many;
+  MmaKernel few, some, many;
 };
 
 // Kernels for a head size; null kernels where there are none.

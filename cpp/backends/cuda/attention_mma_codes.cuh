@@ -38,8 +38,7 @@ struct MmaCodes<S> {
     }
     most = max(most, __shfl_xor_sync(~0u, most, 1));
     most = max(most, __shfl_xor_sync(~0u, most, 2));
-    // Its power of two; 1 where one of the numbers is not finite, and within what has an inverse.
-    const uint32_t unit = most >= 0x7f800000u ? 0x3f800000u : min(max(most & 0x7f800000u, 0x00800000u), 0x7e800000u);
+    const uint32_t unit = q_unit_bits(most);
     const float inverse = __uint_as_float(0x7f000000u - unit);
     q_unit[r] = __uint_as_float(unit);
 #pragma unroll

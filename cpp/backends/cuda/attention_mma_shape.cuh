@@ -16,36 +16,55 @@ struct Coded {
   uint8_t bits;
 };
 
-// T: what is multiplied. E: an element of the pages, T or Coded.
-template <typename T_, int kHeadDim_, int kRowWarps_, int kKeyWarps_, int kSlice_, typename E_ = T_>
+template <typename E>
+constexpr DType code_type = DType::i8;
+template <DType kType>
+constexpr DType code_type<Coded<kType>> = kType;
+
+// The unit of a row of q whose largest magnitude has these bits: its power of two; 1 where one of the numbers is not finite, and
+// within what has an inverse.
+__device__ __forceinline__ uint32_t q_unit_bits(uint32_t most) {
+  return most >= 0x7f800000u ? 0x3f800000u : min(max(most & 0x7f800000u, 0x00800000u), 0x7e800000u);
+}
+
+// T: what is multiplied. E: an element of the pages, T or Coded. With one key warp there is a row warp for 16 rows; with several
+// (few rows) there is one row warp.
+template <typename T_, int kHeadDim_, int kRows_, int kKeyWarps_, int kSlice_, typename E_ = T_>
 struct MmaShape {
   using T = T_;
   using E = E_;
   static constexpr bool kCodes = sizeof(E) == 1;
-  static constexpr int kHeadDim = kHeadDim_, kRowWarps = kRowWarps_, kKeyWarps = kKeyWarps_, kSlice = kSlice_;
-  static_assert(kRowWarps == 1 || kKeyWarps == 1);
-  static constexpr int kRows = 16 * kRowWarps;
+  static constexpr int kHeadDim = kHeadDim_, kRows = kRows_, kKeyWarps = kKeyWarps_, kSlice = kSlice_;
+  static constexpr bool kFew = kKeyWarps > 1;
+  static_assert(!kFew || kRows <= 16);
+  static constexpr int kRowWarps = kFew ? 1 : kRows / 16;
   static constexpr int kBlock = kSlice * kKeyWarps;
   static constexpr int kTeam = 32 * kRowWarps;  // threads
   static constexpr int kThreads = kTeam * kKeyWarps;
   // Rows in shared memory, in bytes. ldmatrix reads the same 16-byte piece of 8 rows and must meet no bank twice: a row is an odd
-  // number of pieces or, where that would cost more room than codes leave, its pieces change places from row to row.
+  // number of pieces or, where that would cost more room than there is, its pieces change places from row to row.
   static constexpr int kPieces = kHeadDim * sizeof(E) / 16;
-  static constexpr bool kTurned = kCodes && (kPieces & (kPieces - 1)) == 0;
+  static constexpr bool kTurned = (kCodes || kFew) && (kPieces & (kPieces - 1)) == 0;
   static_assert(!kTurned || kPieces >= 4);
   static constexpr int kPitch = (kTurned ? kPieces : kPieces | 1) * 16;
+  static constexpr int kTurns = kPieces == 4 ? 3 : 7;
   static __device__ __forceinline__ int place(int row, int piece) {
     const int turn = kPieces == 4 ? row >> 1 & 3 : row & 7;
     return row * kPitch + (kTurned ? piece ^ turn : piece) * 16;
   }
+  // From where one piece of a row lies to where the i-th after it does, if the two numbers share no bits.
+  static __device__ __forceinline__ uint32_t after(uint32_t first, int i) {
+    return kTurned ? (first ^ (i & kTurns) * 16) + (i & ~kTurns) * 16 : first + i * 16;
+  }
   static constexpr int kHalf = kSlice * kPitch;                                 // keys, then values
   static constexpr int kTeamStage = 2 * kHalf + (kCodes ? 2 * kSlice * 2 : 0);  // then the scales of both
+  static_assert(!kTurned || kTeamStage % 128 == 0);
   static constexpr int kStage = kTeamStage * kKeyWarps;
   static constexpr int kGroups = kSlice / 16;  // runs of 16 keys, which lie in one page
   // Where key warps add up their results: rows, then maximum and sum of each warp's rows.
-  static constexpr int kScratchPitch = kHeadDim + 8;
-  static constexpr int kScratch = kKeyWarps > 1 ? 16 * kScratchPitch * 4 + (kKeyWarps + 1) * 16 * 8 : 0;
-  static constexpr int kCtas = kHeadDim <= 128 ? 2 : 1;  // an SM, at least
+  static constexpr int kScratchPitch = kHeadDim + 4;  // 4 more than a multiple of 8: rows that are two apart meet in no bank
+  static constexpr int kScratch = kFew ? 16 * kScratchPitch * 4 + (kKeyWarps + 1) * kRows * 8 : 0;
+  static constexpr int kCtas = kFew ? (kHeadDim <= 128 ? (kRows == 8 ? 3 : 2) : 1) : kHeadDim <= 128 ? 2 : 1;  // an SM, at least
 };
 
 // A place in the work list, with what is needed to read its keys.

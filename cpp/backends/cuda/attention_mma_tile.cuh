@@ -1,6 +1,7 @@
 // The end of a tile of attention_mma: the warps' results are added up, then those of the CTAs that share the tile.
 #pragma once
 
+#include "backends/cuda/attention_mma_few.cuh"
 #include "backends/cuda/attention_mma_rows.cuh"
 
 namespace maga::cuda {
@@ -130,78 +131,84 @@ struct MmaTile {
 };
 
 template <typename S>
-__device__ void finish_tile(MmaRows<S>& rows, const MmaTile<S>& tile, int row_warp, int key_warp, unsigned char* scratch) {
+__device__ void finish_tile(MmaRows<S>& rows, const MmaTile<S>& tile, int row_warp, int, unsigned char*) {
   const int lane = threadIdx.x % 32;
+  if constexpr (S::kCodes) rows.rescale({rows.unit(), rows.unit()});
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     rows.sum[r] += __shfl_xor_sync(~0u, rows.sum[r], 1);
     rows.sum[r] += __shfl_xor_sync(~0u, rows.sum[r], 2);
+    const int row = row_warp * 16 + lane / 4 + r * 8;
+    const float2 sums = {rows.maximum[r], rows.sum[r]};
+    if (lane % 4 == 0) tile.store_sums(row, sums);
+    const auto to = tile.row_of(row, sums);
+#pragma unroll
+    for (int i = 0; i < S::kHeadDim / 8; ++i) {
+      const float2 x = rows.pair(i, r);
+      tile.store(to, rows.column(i), {x.x, x.y});
+    }
   }
-  if constexpr (S::kKeyWarps == 1) {
-    if constexpr (S::kCodes) rows.rescale({rows.unit(), rows.unit()});
+  __syncthreads();
+}
+
+template <typename S>
+__device__ void finish_tile(MmaFew<S>& few, const MmaTile<S>& tile, int, int key_warp, unsigned char* scratch) {
+  constexpr int kTiles = MmaFew<S>::kTiles;
+  const int lane = threadIdx.x % 32;
+  float* total = reinterpret_cast<float*>(scratch);                         // (16, kScratchPitch)
+  float2* sums = reinterpret_cast<float2*>(total + 16 * S::kScratchPitch);  // (kKeyWarps + 1, rows), the last of all warps
+  // `work` of each of this thread's rows: its tile, its place there, itself
+  const auto each_row = [&](auto&& work) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int row = row_warp * 16 + lane / 4 + r * 8;
-      const float2 sums = {rows.maximum[r], rows.sum[r]};
-      if (lane % 4 == 0) tile.store_sums(row, sums);
-      const auto to = tile.row_of(row, sums);
+    for (int n = 0; n < kTiles; ++n)
 #pragma unroll
-      for (int i = 0; i < S::kHeadDim / 8; ++i) {
-        const float2 x = rows.pair(i, r);
-        tile.store(to, rows.column(i), {x.x, x.y});
-      }
-    }
-  } else {
-    float* total = reinterpret_cast<float*>(scratch);                         // (16, kScratchPitch)
-    float2* sums = reinterpret_cast<float2*>(total + 16 * S::kScratchPitch);  // (kKeyWarps + 1, 16), the last of all warps
-    if (lane % 4 == 0)
+      for (int c = 0; c < 2; ++c) work(n, c, few.row(n, c));
+  };
+  each_row([&](int n, int c, int row) {
 #pragma unroll
-      for (int r = 0; r < 2; ++r) sums[key_warp * 16 + lane / 4 + r * 8] = {rows.maximum[r], rows.sum[r]};
-    __syncthreads();
-    float factor[2];
+    for (int step = 4; step < 32; step *= 2) few.sum[n][c] += __shfl_xor_sync(~0u, few.sum[n][c], step);
+    if (lane < 4) sums[key_warp * S::kRows + row] = {few.maximum[n][c], few.sum[n][c]};
+  });
+  __syncthreads();
+  float factor[kTiles][2];
+  each_row([&](int n, int c, int row) {
+    float2 all = {-INFINITY, 0};
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int row = lane / 4 + r * 8;
-      float2 all = {-INFINITY, 0};
+    for (int w = 0; w < S::kKeyWarps; ++w) all.x = fmaxf(all.x, sums[w * S::kRows + row].x);
+    const float base = all.x == -INFINITY ? 0 : all.x;
 #pragma unroll
-      for (int w = 0; w < S::kKeyWarps; ++w) all.x = fmaxf(all.x, sums[w * 16 + row].x);
-      const float base = all.x == -INFINITY ? 0 : all.x;
+    for (int w = 0; w < S::kKeyWarps; ++w) all.y += sums[w * S::kRows + row].y * exp2_fast(sums[w * S::kRows + row].x - base);
+    factor[n][c] = exp2_fast(few.maximum[n][c] - base) * few.unit();
+    if (key_warp == 0 && lane < 4) sums[S::kKeyWarps * S::kRows + row] = all;
+  });
+  few.rescale(factor);
+  // With few rows there is room for several sums of the warps' results, which take turns otherwise.
+  static_assert(S::kKeyWarps == 4);
+  const int area_rows = tile.rows <= 4 ? 4 : tile.rows <= 8 ? 8 : 16, areas = 16 / area_rows;
+  for (int turn = 0; turn * areas < S::kKeyWarps; ++turn) {
+    if (key_warp / areas == turn)
+      each_row([&](int n, int c, int row) {
+        if (row >= area_rows) return;
+        float* const to = total + (key_warp % areas * area_rows + row) * S::kScratchPitch;
 #pragma unroll
-      for (int w = 0; w < S::kKeyWarps; ++w) all.y += sums[w * 16 + row].y * exp2_fast(sums[w * 16 + row].x - base);
-      factor[r] = exp2_fast(rows.maximum[r] - base) * rows.unit();
-      if (key_warp == 0 && lane % 4 == 0) sums[S::kKeyWarps * 16 + row] = all;
-    }
-    rows.rescale(factor);
-    // With few rows there is room for several sums of the warps' results, which take turns otherwise.
-    static_assert(S::kKeyWarps == 4);
-    const int area_rows = tile.rows <= 4 ? 4 : tile.rows <= 8 ? 8 : 16, areas = 16 / area_rows;
-    for (int turn = 0; turn * areas < S::kKeyWarps; ++turn) {
-      if (key_warp / areas == turn) {
+        for (int i = 0; i < S::kHeadDim / 16; ++i)
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const int row = lane / 4 + r * 8;
-          if (row >= area_rows) continue;
-          float* to = total + (key_warp % areas * area_rows + row) * S::kScratchPitch;
-#pragma unroll
-          for (int i = 0; i < S::kHeadDim / 8; ++i) {
-            float2& sum = *reinterpret_cast<float2*>(to + rows.column(i));
-            const float2 old = turn == 0 ? make_float2(0, 0) : sum, more = rows.pair(i, r);
-            sum = {old.x + more.x, old.y + more.y};
+          for (int h = 0; h < 2; ++h) {
+            float& sum = to[few.column(i, h)];
+            sum = (turn == 0 ? 0 : sum) + few.out[i][n][2 * h + c];
           }
-        }
-      }
-      __syncthreads();
+      });
+    __syncthreads();
+  }
+  if (threadIdx.x < S::kRows) tile.store_sums(threadIdx.x, sums[S::kKeyWarps * S::kRows + threadIdx.x]);
+  for (int i = threadIdx.x; i < tile.rows * S::kHeadDim / 4; i += S::kThreads) {
+    const int row = i / (S::kHeadDim / 4), column = i % (S::kHeadDim / 4) * 4;
+    float4 x = {0, 0, 0, 0};
+    for (int area = 0; area < areas; ++area) {
+      const float4 y = *reinterpret_cast<const float4*>(total + (area * area_rows + row) * S::kScratchPitch + column);
+      x = {x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w};
     }
-    if (threadIdx.x < 16) tile.store_sums(threadIdx.x, sums[S::kKeyWarps * 16 + threadIdx.x]);
-    for (int i = threadIdx.x; i < tile.rows * S::kHeadDim / 4; i += S::kThreads) {
-      const int row = i / (S::kHeadDim / 4), column = i % (S::kHeadDim / 4) * 4;
-      float4 x = {0, 0, 0, 0};
-      for (int area = 0; area < areas; ++area) {
-        const float4 y = *reinterpret_cast<const float4*>(total + (area * area_rows + row) * S::kScratchPitch + column);
-        x = {x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w};
-      }
-      tile.store(tile.row_of(row, sums[S::kKeyWarps * 16 + row]), column, {x.x, x.y, x.z, x.w});
-    }
+    tile.store(tile.row_of(row, sums[S::kKeyWarps * S::kRows + row]), column, {x.x, x.y, x.z, x.w});
   }
   __syncthreads();
 }
