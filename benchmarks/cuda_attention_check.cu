@@ -1,6 +1,8 @@
 // Random steps over every head size, group, type and feature, against the definition in double precision.
 #include <cstdio>
 
+#include "backends/cuda/launch.cuh"
+#include "backends/cuda/rows.h"
 #include "backends/cuda/stream.h"
 #include "cuda_attention.h"
 
@@ -33,6 +35,12 @@ double value_of(DType type, const std::vector<uint8_t>& bytes, size_t i) {
   if (type == DType::f32) return reinterpret_cast<const float*>(bytes.data())[i];
   const uint16_t bits = reinterpret_cast<const uint16_t*>(bytes.data())[i];
   return type == DType::f16 ? f16_to_float(bits) : bf16_to_float(bits);
+}
+
+// In front of attention that reads early, as prepare_qkv is.
+__global__ void pass() {
+  wait_for_previous();
+  allow_next();
 }
 
 Outcome run(const Case& c, const Queue& queue, uint32_t seed) {
@@ -68,9 +76,10 @@ Outcome run(const Case& c, const Queue& queue, uint32_t seed) {
                      .layer = layer};
   const int64_t k_stride = shape.kv_heads * shape.head_dim + 8, v_stride = shape.kv_heads * shape.v_dim + 16;
   DeviceArray<uint8_t> k(tokens * k_stride * size_of(c.type)), v(tokens * v_stride * size_of(c.type));
-  if (c.own_keys || is_code(c.kv_type)) {
+  const bool given = c.own_keys || is_code(c.kv_type);
+  if (given || c.captured) {
     copy_own_keys(k.get(), v.get(), k_stride, v_stride, c.type, layer, c.kv_type, made.device);
-    args.k = k.get(), args.v = v.get(), args.k_stride = k_stride, args.v_stride = v_stride;
+    if (given) args.k = k.get(), args.v = v.get(), args.k_stride = k_stride, args.v_stride = v_stride;
   }
   DeviceArray<double> want(static_cast<size_t>(tokens) * shape.heads * shape.v_dim);
   attention_reference(want.get(), c.type, c.kv_type, shape, made.device, args);
@@ -95,8 +104,15 @@ Outcome run(const Case& c, const Queue& queue, uint32_t seed) {
       MAGA_CUDA(cudaDeviceSynchronize());
     };
     set(at_capture.device);
+    args.after_prepare = true;
+    PrepareArgs own{.k = {k.get(), k_stride}, .v = {v.get(), v_stride}, .rows = tokens, .kv_heads = shape.kv_heads, .layer = layer};
+    own.kv_type = c.kv_type;
     Graph graph(queue.stream, [&] {
       plan.plan(queue, step, nullptr);
+      if (c.type == c.kv_type)
+        prepare_qkv(queue, c.type, step, own);
+      else
+        launch(queue, pass, 1, 1, 0);
       plan.run(queue, step, args);
       plan.run(queue, step, args);
     });
@@ -105,6 +121,14 @@ Outcome run(const Case& c, const Queue& queue, uint32_t seed) {
     set(made.device);
     for (auto* to : {&first, &got}) {
       out.fill(0xff);
+      if (c.type == c.kv_type) {  // the step's own keys and values come late
+        DeviceArray<uint8_t> nothing(std::max(k.bytes(), v.bytes()));
+        nothing.fill(0xff);
+        PrepareArgs none = own;
+        none.k.data = none.v.data = nothing.get();
+        prepare_qkv(queue, c.type, step, none);
+        MAGA_CUDA(cudaStreamSynchronize(queue.stream));
+      }
       MAGA_CUDA(cudaDeviceSynchronize());
       graph.launch(queue.stream);
       MAGA_CUDA(cudaStreamSynchronize(queue.stream));

@@ -199,7 +199,8 @@ MmaArgs AttentionPlan::State::mma_args(const DeviceStep& step, const AttentionAr
           .partial_out = partial_out,
           .partial_sums = partial_sums,
           .arrived = arrived,
-          .stages = lane.stages};
+          .stages = lane.stages,
+          .early = args.after_prepare};
 }
 
 void AttentionPlan::run(const Queue& queue, const DeviceStep& step, const AttentionArgs& args) {

@@ -34,6 +34,9 @@ struct AttentionArgs {
   const void* k = nullptr;  // (tokens, kv_heads * head_dim)
   const void* v = nullptr;  // (tokens, kv_heads * v_dim)
   int64_t k_stride = 0, v_stride = 0;
+  // The kernel in front is prepare_qkv, which starts the next one only when all before it are done: the plan and keys of earlier
+  // steps may be read while it runs.
+  bool after_prepare = false;
 };
 
 class AttentionPlan {

@@ -18,14 +18,15 @@ __global__ void __launch_bounds__(S::kThreads, S::kCtas) attention_mma_kernel(co
   using T = typename S::T;
   extern __shared__ __align__(128) unsigned char shared[];
   allow_next();
-  wait_for_previous();
+  if (!args.early) wait_for_previous();
   const WorkStart start = args.work.starts[blockIdx.x];
   if (args.zero_to > 0) {
+    wait_for_previous();
     for (int row = *args.token_count + blockIdx.x; row < args.zero_to; row += gridDim.x)
       for (int i = threadIdx.x; i < args.shape.group * args.shape.kv_heads * S::kHeadDim / 2; i += S::kThreads)
         reinterpret_cast<uint32_t*>(static_cast<T*>(args.out) + row * args.out_stride)[i] = 0;
   }
-  if (start.blocks == 0) return;
+  if (start.blocks == 0) return wait_for_previous();
   const int begin = blockIdx.x * start.share, end = begin + start.blocks;
 
   const int warp = threadIdx.x / 32, row_warp = warp % S::kRowWarps, key_warp = warp / S::kRowWarps;
@@ -52,8 +53,16 @@ __global__ void __launch_bounds__(S::kThreads, S::kCtas) attention_mma_kernel(co
     copy_commit();  // of nothing at the end, so that the count of groups tells the stage
   };
   std::conditional_t<S::kFew, MmaFew<S>, MmaRows<S>> rows;
+  bool waited = !args.early;
+  for (int i = 0; i < args.stages - 1; ++i) {
+    if (!waited && loaded < end && loader.next_is_fresh(args, loaded > begin)) {
+      wait_for_previous();
+      waited = true;
+    }
+    load_next();
+  }
+  if (!waited) wait_for_previous();
   rows.start(args, at, row_warp);
-  for (int i = 0; i < args.stages - 1; ++i) load_next();
   int stage = 0;
   for (int position = begin;; ++position) {
     if (args.stages == 2)

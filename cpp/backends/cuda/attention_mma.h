@@ -32,6 +32,7 @@ struct MmaArgs {
   float2* partial_sums = nullptr;  // (2 * ctas, rows) maximum and sum
   int* arrived = nullptr;          // (ctas) zeros, and zeros again afterwards
   int stages = 0;                  // of the ring in shared memory
+  bool early = false;              // what this step does not write is read before the kernel in front is done
 };
 
 // One shape of the kernel: a tile's packed rows, a block's keys, and how it is launched.

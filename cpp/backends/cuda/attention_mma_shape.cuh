@@ -150,6 +150,12 @@ struct MmaLoader {
     at.advance(args);
     if (at.place.block == at.first_block) page_block = -1;
   }
+  // Whether this step writes keys of the block here or, `advanced`, of the one after it.
+  __device__ bool next_is_fresh(const MmaArgs& args, bool advanced) const {
+    MmaCursor<S> next = at;
+    if (advanced) next.advance(args);
+    return (next.place.block + 1) * S::kBlock > next.sequence.kv_length - next.sequence.tokens;
+  }
 };
 
 }  // namespace maga::cuda

@@ -66,6 +66,7 @@ void CudaExecutable::forward(const DeviceStep& step, const Step* host) {
   }
   for (const auto& plan : plans_) plan->plan(queue_, step_, host);
   for (size_t i = 0; i < program_.ops.size(); ++i) {
+    after_prepare_ = i > 0 && std::holds_alternative<PrepareQkv>(program_.ops[i - 1]);
     if (pending_ && !adds_up_[i]) add_up_pending();
     rounds_next_ = rounds_[i];
     std::visit([this](const auto& op) { run(op); }, program_.ops[i]);

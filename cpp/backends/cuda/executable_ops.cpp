@@ -264,7 +264,8 @@ void CudaExecutable::run(const Attention& op) {
                    .k = own.k.data,
                    .v = own.v.data,
                    .k_stride = own.k.stride,
-                   .v_stride = own.v.stride});
+                   .v_stride = own.v.stride,
+                   .after_prepare = op.k || after_prepare_});
 }
 
 void CudaExecutable::run(const Activation& op) {

@@ -79,7 +79,6 @@ struct Turning {
 template <typename T, typename KV, int N, bool kSlabs, bool kSingle>
 __global__ void __launch_bounds__(kMostThreads, kSlabs ? 4 : 7)
     prepare_heads(const PrepareCall<T, KV> call, int lanes, int padded_width) {
-  allow_next();
   extern __shared__ float4 staging[];
   const int team = threadIdx.x / lanes, lane = threadIdx.x % lanes;
   float* stage = reinterpret_cast<float*>(staging) + team * padded_width;
@@ -94,6 +93,7 @@ __global__ void __launch_bounds__(kMostThreads, kSlabs ? 4 : 7)
     if (kSlabs && call.slab_bias) prefetch(call.slab_bias + head.column + c);
   }
   wait_for_previous();
+  allow_next();  // see AttentionArgs::after_prepare
 
   if (row >= call.rows) return;
   const int64_t slot = head.part == head.kQ ? 0 : call.slots[row];

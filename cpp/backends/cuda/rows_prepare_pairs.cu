@@ -42,7 +42,6 @@ constexpr int most_ctas(int heads, bool norms) {
 template <typename T, typename KV, int N, int kHeads, bool kSlabs, bool kNorms>
 __global__ void __launch_bounds__(kMostThreads, most_ctas<KV>(kHeads, kNorms))
     prepare_pairs(const PrepareCall<T, KV> call, int log_lanes) {
-  allow_next();
   const int team = threadIdx.x >> log_lanes, teams = blockDim.x >> log_lanes;
   const int c = (threadIdx.x & ((1 << log_lanes) - 1)) * N, half = call.head_dim / 2;
   const int row = blockIdx.x, first = blockIdx.y * teams * kHeads + team;
@@ -62,6 +61,7 @@ __global__ void __launch_bounds__(kMostThreads, most_ctas<KV>(kHeads, kNorms))
       if (kSlabs && call.slab_bias) bias.load(call.slab_bias + head * call.head_dim + c, half);
     });
   wait_for_previous();
+  allow_next();  // see AttentionArgs::after_prepare
 
   const int64_t slot = call.slots[row];
   Vector<float, 2 * N> turns;
