@@ -20,13 +20,16 @@ __global__ void __launch_bounds__(S::kThreads, S::kCtas) attention_mma_kernel(co
   allow_next();
   if (!args.early) wait_for_previous();
   const WorkStart start = args.work.starts[blockIdx.x];
-  if (args.zero_to > 0) {
-    wait_for_previous();
-    for (int row = *args.token_count + blockIdx.x; row < args.zero_to; row += gridDim.x)
+  const int first_zero = args.zero_to > 0 ? *args.token_count : 0;
+  const auto zero_rest = [&] {
+    for (int row = first_zero + blockIdx.x; row < args.zero_to; row += gridDim.x)
       for (int i = threadIdx.x; i < args.shape.group * args.shape.kv_heads * S::kHeadDim / 2; i += S::kThreads)
         reinterpret_cast<uint32_t*>(static_cast<T*>(args.out) + row * args.out_stride)[i] = 0;
+  };
+  if (start.blocks == 0) {
+    wait_for_previous();
+    return zero_rest();
   }
-  if (start.blocks == 0) return wait_for_previous();
   const int begin = blockIdx.x * start.share, end = begin + start.blocks;
 
   const int warp = threadIdx.x / 32, row_warp = warp % S::kRowWarps, key_warp = warp / S::kRowWarps;
@@ -63,6 +66,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kCtas) attention_mma_kernel(co
   }
   if (!waited) wait_for_previous();
   rows.start(args, at, row_warp);
+  zero_rest();
   int stage = 0;
   for (int position = begin;; ++position) {
     if (args.stages == 2)

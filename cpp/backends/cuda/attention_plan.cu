@@ -74,7 +74,9 @@ __global__ void __launch_bounds__(kThreads) attention_plan_kernel(DeviceStep ste
     __syncthreads();
   }
 
-  const int share = max(divide_up(done.y, list.ctas), max(1, kLeastKeys / list.block_keys));
+  int share = max(divide_up(done.y, list.ctas), max(1, kLeastKeys / list.block_keys));
+  const int tile = divide_up(done.y, max(1, done.x * args.shape.kv_heads));  // blocks, where a sequence has one tile a head
+  if (!many && tile <= 2 * share) share = max(share, tile);                  // in two it would be merged for little
   for (int cta = threadIdx.x; cta < list.ctas; cta += kThreads) {
     WorkStart start{.blocks = max(0, min(share, done.y - cta * share)), .share = share};
     if (start.blocks == 0) {
