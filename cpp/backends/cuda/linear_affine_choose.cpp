@@ -55,7 +55,6 @@ double estimate(const AffineShape& shape, const AffineConfig& config) {
   constexpr double kStartUs = 2.5, kStepUs = 0.45;  // the chain of a CTA's ring steps, where that is longer
   constexpr double kAloneUs = 1.2;                  // few tokens, one CTA an SM: the next kernel's cannot move in one by one
   constexpr double kSlabCost = 2.5;                 // of a byte of partial sums, in bytes of weight
-  constexpr int kFewSlabTokens = 8;
   constexpr double kTogether = 0.3;                 // of each, even where another takes longest
   constexpr double kSplitUs = 0.002;                // between equals: fewer parts
 
@@ -70,8 +69,7 @@ double estimate(const AffineShape& shape, const AffineConfig& config) {
   const double codes = blocks * kCodeCycles * kCycle;
   const double multiply = blocks / 4 * 8 * std::max(16., tile.tokens / 2.) * 1.1 * kCycle;
   const double tokens = 1. * per_sm * steps * units * 256 * tile.tokens / kTokenBytes * kCycle;
-  // For the next kernel a token's parts are as much work as those of a few.
-  const double slabs = split > 1 ? kSlabCost * 4. * split * std::max(shape.m, kFewSlabTokens) * shape.rows / kBytesPerUs : 0;
+  const double slabs = split > 1 ? kSlabCost * 4. * split * shape.m * shape.rows / kBytesPerUs : 0;
   return std::max({memory, codes, multiply, tokens, steps * kStepUs}) + kTogether * (memory + codes + multiply + tokens) +
          kStartUs + slabs + (per_sm == 1 && tile.tokens <= 16 ? kAloneUs : 0) + kSplitUs * split;
 }
