@@ -110,7 +110,9 @@ void Mmas::run(const Queue& queue, DType type, const MoeGemmArgs& args) {
                                  .layout = args.layout.affine},
                                 card_);
   // How many tiles there are only the device knows.
-  config.ctas = config.tile.tokens <= 32 ? 2 * card_.sms : card_.sms;
+  const int shared =
+      config.stages * mma_step_bytes(config.tile, args.layout.affine, config.deep) + mma_sums_bytes(config.tile, config.deep);
+  config.ctas = config.tile.tokens <= 32 && shared <= card_.shared_of_two ? 2 * card_.sms : card_.sms;
   MmaArgs arguments{.weight = static_cast<const uint8_t*>(args.weight),
                     .x = args.x,
                     .out = args.out,
