@@ -29,10 +29,13 @@ __device__ __forceinline__ uint32_t not_and_or(uint32_t v, uint32_t mask, uint32
   asm("lop3.b32 %0, %1, %2, %3, 0xAE;" : "=r"(r) : "r"(v), "r"(mask), "r"(bits));
   return r;
 }
-// a - b as b * -1 + a: sm_80 has no other for bf16.
 __device__ __forceinline__ uint32_t subtract(__nv_bfloat16, uint32_t a, uint32_t b) {
   uint32_t r;
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(b), "r"(0xBF80BF80u), "r"(a));
+#if __CUDA_ARCH__ >= 900
+  asm("sub.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+#else
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(b), "r"(0xBF80BF80u), "r"(a));  // b * -1 + a
+#endif
   return r;
 }
 __device__ __forceinline__ uint32_t subtract(__half, uint32_t a, uint32_t b) {
