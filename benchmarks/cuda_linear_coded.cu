@@ -108,7 +108,7 @@ void CodedWeight::make(cudaStream_t stream, const CodeForm& form, DType type, in
 
 float CodedWeight::error(cudaStream_t stream, const void* dense, DType type) const {
   MAGA_CUDA(cudaMemsetAsync(verdict_.at(), 0, 4, stream));
-  compare_values<<<1024, kThreads, 0, stream>>>(rows_, 1 << (layout_.bits - 1), layout_.e4m3, type, dense,
+  compare_values<<<1024, kThreads, 0, stream>>>(rows_, 1 << (layout_.bits - 1), layout_.bits == cuda::kE4m3, type, dense,
                                                 static_cast<float*>(verdict_.at()));
   MAGA_CUDA(cudaGetLastError());
   float worst = 0;

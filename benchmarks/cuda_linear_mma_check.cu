@@ -65,7 +65,7 @@ class MmaChecker {
   cuda::MmaShape shape_of(const Case& c) const {
     const CodeForm& form = coded_.form;
     cuda::MmaShape shape{.m = c.m, .rows = c.gated ? 2 * c.n : c.n, .k = c.k, .may_split = c.slabs};
-    shape.layout = {.bits = form.bits <= 4 ? 4 : 8, .e4m3 = form.e4m3, .sets = 1, .shift = form.shift};
+    shape.layout = {.bits = form.e4m3 ? cuda::kE4m3 : form.bits <= 4 ? 4 : 8, .sets = 1, .shift = form.shift};
     for (const int64_t group = form.group && !form.e4m3 ? form.group : 128; group % (128 / shape.layout.sets) != 0;)
       shape.layout.sets *= 2;
     return shape;

@@ -12,10 +12,9 @@
 #include <cstdint>
 #include <type_traits>
 
-namespace maga::cuda::codes {
+#include "backends/cuda/linear_affine.h"
 
-// Kinds of codes are 4 and 8, their bits, and:
-constexpr int kE4m3 = 9;
+namespace maga::cuda::codes {
 
 // (v & mask) | bits: written out, as the compiler makes two instructions of it.
 __device__ __forceinline__ uint32_t and_or(uint32_t v, uint32_t mask, uint32_t bits) {

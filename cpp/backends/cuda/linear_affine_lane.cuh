@@ -48,9 +48,9 @@ struct Lane {
   // For the pair-th 32 columns. kPlain: all of the unit has one set, and no shifts.
   template <bool kPlain, typename Args>
   __device__ __forceinline__ void load_set(const Args& a, uint32_t unit, uint32_t next, int pair) {
-    static_assert(kPlain || kCode != codes::kE4m3);
+    static_assert(kPlain || kCode != kE4m3);
     if (kPlain && pair > 0) return;
-    if constexpr (kCode == codes::kE4m3) {
+    if constexpr (kCode == kE4m3) {
 #pragma unroll
       for (int u = 0; u < 2; ++u) rows[u] = {load_word(unit + u * next + kCodeBytes + threadIdx.x % 32 / 4 * 4), 0, 0};
       return;
@@ -68,7 +68,7 @@ struct Lane {
   }
   // What products of steps are scaled by.
   __device__ __forceinline__ float scale(int row) const {
-    if constexpr (kCode == codes::kE4m3) return __uint_as_float(rows[row].scale);
+    if constexpr (kCode == kE4m3) return __uint_as_float(rows[row].scale);
     return first_of(T{}, rows[row].scale);
   }
   // The tensor cores' operand for the at-th 16 columns: numbers or, kSteps, codes less their middle.

@@ -87,7 +87,7 @@ __global__ void pack(AffineRows from, AffineLayout layout, int64_t units, uint8_
 
 template <typename T, int kBits>
 __device__ __forceinline__ codes::Row row_of(const uint8_t* unit, const AffineLayout& layout, int set, int g) {
-  if constexpr (kBits == codes::kE4m3) return {reinterpret_cast<const uint32_t*>(unit + affine_code_bytes(layout))[g], 0, 0};
+  if constexpr (kBits == kE4m3) return {reinterpret_cast<const uint32_t*>(unit + affine_code_bytes(layout))[g], 0, 0};
   const auto* const scales = reinterpret_cast<const uint16_t*>(unit + affine_code_bytes(layout)) + set * kUnitRows + g;
   codes::Row row{codes::twice(scales[0]), codes::kMiddle<T, kBits>, 0};
   if (layout.shift != AffineShift::none) {
@@ -225,9 +225,9 @@ void affine_unpack(const Queue& queue, DType type, const AffineLayout& layout, c
   const auto* const from = static_cast<const uint8_t*>(units) + first / kUnitRows * across * affine_unit_bytes(layout);
   auto with = [&]<typename T>(T) {
     launch(queue,
-           layout.e4m3        ? unpack<T, codes::kE4m3>
-           : layout.bits == 4 ? unpack<T, 4>
-                              : unpack<T, 8>,
+           layout.bits == kE4m3 ? unpack<T, kE4m3>
+           : layout.bits == 4   ? unpack<T, 4>
+                                : unpack<T, 8>,
            dim3(blocks_of(count)), dim3(kThreads), 0, from, layout, count, rows, cols, static_cast<T*>(to));
   };
   type == DType::bf16 ? with(__nv_bfloat16{}) : with(__half{});
@@ -237,9 +237,9 @@ void affine_embed(const Queue& queue, DType type, const AffineLayout& layout, co
   if (step.tokens == 0) return;
   auto with = [&]<typename T>(T) {
     launch(queue,
-           layout.e4m3        ? embed<T, codes::kE4m3>
-           : layout.bits == 4 ? embed<T, 4>
-                              : embed<T, 8>,
+           layout.bits == kE4m3 ? embed<T, kE4m3>
+           : layout.bits == 4   ? embed<T, 4>
+                                : embed<T, 8>,
            dim3(step.tokens), dim3(kThreads), 0, args, layout, step.ids, step.chosen);
   };
   type == DType::bf16 ? with(__nv_bfloat16{}) : with(__half{});

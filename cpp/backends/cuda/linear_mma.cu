@@ -6,7 +6,6 @@
 #include <cmath>
 
 #include "backends/cuda/launch.cuh"
-#include "backends/cuda/linear_affine_codes.cuh"
 #include "backends/cuda/linear_mma_args.h"
 
 namespace maga::cuda {
@@ -18,7 +17,7 @@ bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 MmaKernel kernel_of(DType type, const AffineLayout& layout, const MmaTile& tile) {
   const bool plain = affine_plain(layout);
   auto of = [&]<typename T>(T) {
-    if (layout.e4m3) return mma_kernel<T, codes::kE4m3, true>(tile);
+    if (layout.bits == kE4m3) return mma_kernel<T, kE4m3, true>(tile);
     if (layout.bits == 4) return plain ? mma_kernel<T, 4, true>(tile) : mma_kernel<T, 4, false>(tile);
     return plain ? mma_kernel<T, 8, true>(tile) : mma_kernel<T, 8, false>(tile);
   };

@@ -69,7 +69,7 @@ template <typename T, int kCode, bool kPlain, int kTokens, int kTiles>
 __global__ void __launch_bounds__(kMmaThreads, kTokens <= 32 ? 2 : 1) linear_mma(const MmaArgs a) {
 #if __CUDA_ARCH__ >= 800
   constexpr int kUnits = mma_step_units(kTokens, kCode == 4 ? 4 : 8), kBlock = kTokens * 256;
-  constexpr int kPlainBytes = Lane<T, kCode>::kCodeBytes + kUnitRows * (kCode == codes::kE4m3 ? 4 : 2);
+  constexpr int kPlainBytes = Lane<T, kCode>::kCodeBytes + kUnitRows * (kCode == kE4m3 ? 4 : 2);
   const int unit_bytes = kPlain ? kPlainBytes : a.unit_bytes, next = kUnits * unit_bytes;
   extern __shared__ __align__(128) uint8_t shared[];
   MoeTiles& tiles = *reinterpret_cast<MoeTiles*>(shared);
@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(kMmaThreads, kTokens <= 32 ? 2 : 1) linear_mma
 
   // Whether a unit's products are summed apart and meet its scale in fp32: for few tokens that is less work than to scale the
   // numbers, and for e4m3 exact.
-  constexpr bool kApart = kCode == codes::kE4m3 || (kPlain && kTokens <= 32);
+  constexpr bool kApart = kCode == kE4m3 || (kPlain && kTokens <= 32);
   float sums[kTiles][kTokens / 2];
   Cursor now = begin();
   int slot = 0, free = a.stages - 1;

@@ -23,10 +23,8 @@ inline const float* fp8_scales(const void* weight, int64_t rows, int64_t columns
 // value = (code - middle) * scale + offset, with 8 or 128 for the middle, where a row of a unit has `sets` scales.
 // zeros: at 4 bits, each scale has a middle of its own. offsets: each scale has an offset. Else there are neither.
 enum class AffineShift : uint8_t { none, zeros, offsets };
-// e4m3: codes of 8 bits are numbers of their own, value = number * scale, and the one scale of a unit's row is fp32.
 struct AffineLayout {
-  int bits = 0;  // 4 or 8
-  bool e4m3 = false;
+  int bits = 0;  // 4 or 8; kE4m3 of linear_affine.h
   int sets = 0;  // 1, 2 or 4
   AffineShift shift = AffineShift::none;
   auto operator<=>(const AffineLayout&) const = default;
