@@ -21,7 +21,7 @@ namespace maga::cuda {
 
 constexpr int kUnitRows = 8, kUnitColumns = 128;
 
-// Kinds of codes are 4 and 8, their bits, and this: 8 bits that are numbers, value = number * scale, with one fp32 scale for each
+// A layout's `bits` are 4, 8, or this, which stands for e4m3: 8 bits that are numbers, value = number * scale, with one fp32 scale for each
 // row of a unit.
 constexpr int kE4m3 = 9;
 

@@ -12,7 +12,7 @@ namespace maga::cuda {
 
 enum class WeightForm : uint8_t {
   dense,   // row-major, in the backend's compute type
-  affine,  // codes in units with their scales, see linear_affine.h; of e4m3 too, where no kernel takes the next form
+  affine,  // codes in units with their scales, see linear_affine.h
   fp8,     // e4m3 codes, row-major, and behind them an fp32 scale for each row; whole 16-byte pieces a row
 };
 
@@ -24,7 +24,7 @@ inline const float* fp8_scales(const void* weight, int64_t rows, int64_t columns
 // zeros: at 4 bits, each scale has a middle of its own. offsets: each scale has an offset. Else there are neither.
 enum class AffineShift : uint8_t { none, zeros, offsets };
 struct AffineLayout {
-  int bits = 0;  // 4 or 8; kE4m3 of linear_affine.h
+  int bits = 0;  // 4 or 8
   int sets = 0;  // 1, 2 or 4
   AffineShift shift = AffineShift::none;
   auto operator<=>(const AffineLayout&) const = default;
