@@ -1,6 +1,8 @@
 // Checks the CUDA linears with quantised weights, or times them on the matrices of Llama-3-8B:
 //   cuda_linear_quantized check [small]    small: few and small cases, for compute-sanitizer
+//   cuda_linear_quantized check mma|mma-small  the kernels that need no Hopper, and those of experts
 //   cuda_linear_quantized time             against bf16 weights
+//   cuda_linear_quantized time mma         the kernels that need no Hopper
 //   cuda_linear_quantized sweep FILE.csv   every configuration, against the one that is chosen
 // Any number of --libraries FOLDER: where to look for cuBLASLt first.
 //
@@ -13,6 +15,7 @@
 #include <span>
 #include <string>
 
+#include "backends/cuda/linear_mma.h"
 #include "backends/cuda/rows.h"
 #include "cuda_linear_time.h"
 
@@ -159,6 +162,30 @@ void time_linears(Timer& timer) {
   }
 }
 
+void time_mma(Timer& timer) {
+  cuda::Mmas mmas;
+  for (const CodeForm& form : {CodeForm{4, 128}, CodeForm{4, 128, cuda::AffineShift::zeros}, CodeForm{8, 0},
+                               CodeForm{8, 0, cuda::AffineShift::none, true}})
+    for (const Matrix& matrix : kMatrices) {
+      std::vector<double> dense;
+      constexpr int kTokens[] = {1, 8, 16, 32, 64, 128, 256, 1024};
+      timer.prepare(matrix, nullptr);
+      for (const int m : kTokens) dense.push_back(timer.us(matrix, m));
+      timer.prepare(matrix, &form);
+      for (size_t t = 0; t < std::size(kTokens); ++t) {
+        LinearArgs args = timer.args(matrix, kTokens[t]);
+        if (matrix.split && args.m <= 256) args.slabs = timer.slabs();
+        const cuda::MmaConfig c = cuda::choose_mma(mmas.shape_of(args), mmas.card());
+        if (c.split == 1) args.slabs = nullptr;
+        const double us =
+            timer.us(matrix, args, c.split > 1 ? c.split : 0, [&](const LinearArgs& a) { mmas.run({timer.stream, true}, a, c); });
+        std::printf("%s: %-8s m %5d %9.2f us, share %.3f, bf16 %9.2f us x%.2f  <%d,%d> deep %d, split %d, %d CTAs, %d stages\n",
+                    form.name().c_str(), matrix.name, args.m, us, static_cast<double>(timer.bytes()) / kBytesPerUs / us, dense[t],
+                    dense[t] / us, c.tile.tokens, c.tile.tiles, c.deep, c.split, c.ctas * c.split, c.stages);
+      }
+    }
+}
+
 void sweep(Timer& timer, const char* path) {
   FILE* const csv = std::fopen(path, "w");
   MAGA_REQUIRE(csv, "cannot write ", path);
@@ -197,9 +224,10 @@ void sweep(Timer& timer, const char* path) {
 
 int run(const std::string& mode, const std::string& more) {
   if (mode == "check" && (more.empty() || more == "small")) return check_quantized(make_stream(), more == "small") ? 1 : 0;
-  if (mode == "time" && more.empty()) {
+  if (mode == "check" && (more == "mma" || more == "mma-small")) return check_mma(make_stream(), more == "mma-small") ? 1 : 0;
+  if (mode == "time" && (more.empty() || more == "mma")) {
     Timer timer;
-    return time_linears(timer), 0;
+    return more.empty() ? time_linears(timer) : time_mma(timer), 0;
   }
   if (mode == "sweep" && !more.empty()) {
     Timer timer;
@@ -212,5 +240,6 @@ int run(const std::string& mode, const std::string& more) {
 }  // namespace maga::bench
 
 int main(int count, char** words) {
-  return maga::bench::run_program(count, words, "cuda_linear_quantized check [small] | time | sweep FILE.csv", maga::bench::run);
+  return maga::bench::run_program(count, words, "cuda_linear_quantized check [small|mma|mma-small] | time [mma] | sweep FILE.csv",
+                                  maga::bench::run);
 }

@@ -12,6 +12,7 @@ struct CodeForm {
   int bits = 4;
   int group = 128;  // 0: all columns
   cuda::AffineShift shift = cuda::AffineShift::none;
+  bool e4m3 = false;  // with a scale for each 128 columns of a row
   std::string name() const;
 };
 
@@ -34,5 +35,7 @@ class CodedWeight {
 
 // Prints the number of cases and failures; returns the failures. `small`: few and small cases, for compute-sanitizer.
 int check_quantized(cudaStream_t stream, bool small);
+// The same of linear_mma.
+int check_mma(cudaStream_t stream, bool small);
 
 }  // namespace maga::bench

@@ -1,5 +1,6 @@
 // Checks rows of the CUDA mixtures of experts against sums in double precision, and times them, on layers of real models:
-//   cuda_moe
+//   cuda_moe          bf16 weights
+//   cuda_moe codes    4 and 8 bits, e4m3
 // Times are replays of a CUDA graph of eight calls over the same weights, of which the L2 holds a small part. The floor is what the
 // experts that the rows choose take to read at 4.51 TB/s, or their products at 800 TFLOP/s, whichever is longer.
 #include <cmath>
@@ -9,7 +10,7 @@
 #include <set>
 
 #include "backends/cuda/moe.h"
-#include "cuda_linear.h"
+#include "cuda_linear_quantized.h"
 
 namespace maga::bench {
 namespace {
@@ -65,8 +66,10 @@ std::vector<Chosen> route(const float* logits, const Layer& layer) {
 
 class Bench {
  public:
-  explicit Bench(const Layer& layer)
+  // `form`: of codes, or null.
+  Bench(const Layer& layer, const CodeForm* form)
       : layer_(layer),
+        name_(form ? form->name() : "bf16"),
         op_{.out = {0, 0, layer.hidden},
             .in = {0, 0, layer.hidden},
             .width = layer.width,
@@ -84,8 +87,22 @@ class Bench {
     const auto random = [](const DeviceBuffer& buffer, float scale, uint32_t seed) {
       fill_rows<<<1024, 256>>>(static_cast<bf16*>(buffer.at()), static_cast<int64_t>(buffer.bytes() / 2), scale, seed);
     };
-    random(gate_up_, 1.7f / std::sqrt(static_cast<float>(layer.hidden)), 1);
-    random(down_, 1.7f / std::sqrt(static_cast<float>(layer.width)), 2);
+    if (form) {
+      // What the units stand for is what results are compared with.
+      const auto coded = [&](std::unique_ptr<CodedWeight>& to, const DeviceBuffer& dense, int rows, int cols, uint32_t seed) {
+        const int64_t all = int64_t{layer.experts} * rows;
+        to = std::make_unique<CodedWeight>(all * cols);
+        to->make(stream_, *form, DType::bf16, all, cols, seed);
+        cuda::affine_unpack({stream_, false}, DType::bf16, to->layout().affine, to->units(), 0, all, cols, dense.at());
+        return cuda::affine_bytes(to->layout().affine, rows, cols);
+      };
+      expert_bytes_ = static_cast<double>(coded(coded_gate_up_, gate_up_, 2 * layer.width, layer.hidden, 1) +
+                                          coded(coded_down_, down_, layer.hidden, layer.width, 2));
+    } else {
+      random(gate_up_, 1.7f / std::sqrt(static_cast<float>(layer.hidden)), 1);
+      random(down_, 1.7f / std::sqrt(static_cast<float>(layer.width)), 2);
+      expert_bytes_ = 6. * static_cast<double>(matrix_);
+    }
     random(x_, 1.7f, 3);
     for (int64_t i = 0; i < int64_t{kMostTokens} * layer.experts; ++i)
       host_logits_.push_back(static_cast<float>(hash(i, 4) >> 8) * (6.f / 16777216.f));
@@ -101,8 +118,10 @@ class Bench {
                              .x = {x_.at(), layer_.hidden},
                              .residual = {},
                              .out = {out_.at(), layer_.hidden},
-                             .gate_up = gate_up_.at(),
-                             .down = down_.at()};
+                             .gate_up = coded_gate_up_ ? coded_gate_up_->units() : gate_up_.at(),
+                             .down = coded_down_ ? coded_down_->units() : down_.at(),
+                             .gate_up_layout = coded_gate_up_ ? coded_gate_up_->layout() : cuda::WeightLayout{},
+                             .down_layout = coded_down_ ? coded_down_->layout() : cuda::WeightLayout{}};
     MAGA_CUDA(cudaMemset(out_.at(), 0xff, out_.bytes()));
     experts_->run({stream_, true}, args);
     const double error = worst_error(tokens);
@@ -124,11 +143,11 @@ class Bench {
     std::set<int> touched;
     for (int t = 0; t < tokens; ++t)
       for (const Chosen& c : route(&host_logits_[int64_t{t} * layer_.experts], layer_)) touched.insert(c.expert);
-    const double bytes = 6. * static_cast<double>(matrix_) * static_cast<double>(touched.size());
+    const double bytes = expert_bytes_ * static_cast<double>(touched.size());
     const double flops = 6. * static_cast<double>(matrix_) * tokens * layer_.top_k;
     const double us = times[2], floor = std::max(bytes / kBytesPerUs, flops / kFlopsPerUs);
-    std::printf("%-14s %5d %8zu %10.1f %10.1f %6.2f %8.2f %8.1f %10.2e%s\n", layer_.name, tokens, touched.size(), us, floor,
-                floor / us, bytes / us / 1e6, flops / us / 1e6, error, error < 0.02 ? "" : "  WRONG");
+    std::printf("%-14s %5d %8zu %10.1f %10.1f %6.2f %8.2f %8.1f %10.2e%s  %s\n", layer_.name, tokens, touched.size(), us, floor,
+                floor / us, bytes / us / 1e6, flops / us / 1e6, error, error < 0.02 ? "" : "  WRONG", name_.c_str());
     failed_ += error < 0.02 ? 0 : 1;
   }
 
@@ -165,6 +184,9 @@ class Bench {
   }
 
   Layer layer_;
+  std::string name_;
+  double expert_bytes_ = 0;
+  std::unique_ptr<CodedWeight> coded_gate_up_, coded_down_;
   Moe op_;
   int64_t matrix_;  // elements of a gate, an up or a down
   DeviceBuffer gate_up_, down_, x_, out_, logits_, hidden_, sums_;
@@ -178,15 +200,19 @@ class Bench {
 }  // namespace
 }  // namespace maga::bench
 
-int main() {
+int main(int count, char** words) {
   using namespace maga::bench;
+  const bool codes = count > 1 && std::string(words[1]) == "codes";
+  const std::vector<CodeForm> forms = {
+      {4, 128}, {4, 128, maga::cuda::AffineShift::zeros}, {8, 0}, {8, 0, maga::cuda::AffineShift::none, true}};
   int failed = 0;
-  std::printf("%-14s %5s %8s %10s %10s %6s %8s %8s %10s\n", "bf16", "m", "experts", "us", "floor us", "share", "TB/s", "TFLOP/s",
+  std::printf("%-14s %5s %8s %10s %10s %6s %8s %8s %10s\n", "", "m", "experts", "us", "floor us", "share", "TB/s", "TFLOP/s",
               "error");
-  for (const Layer& layer : kLayers) {
-    Bench bench(layer);
-    for (const int tokens : {1, 8, 64, 256, 1024, kMostTokens}) bench.time(tokens);
-    failed += bench.failed();
-  }
+  for (const Layer& layer : kLayers)
+    for (size_t i = 0; i < (codes ? forms.size() : 1); ++i) {
+      Bench bench(layer, codes ? &forms[i] : nullptr);
+      for (const int tokens : {1, 8, 64, 256, 1024, kMostTokens}) bench.time(tokens);
+      failed += bench.failed();
+    }
   return failed > 0;
 }

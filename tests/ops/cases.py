@@ -563,6 +563,10 @@ def large_table() -> Iterator[tuple[str, Builder]]:
     for tokens in (1, 2, 5, 16, 33, 64, 130, 300, 700):
         yield from moe(bf16, (512, 384, 512), 8, 2, tokens, renormalise=True, residual="apart")
         yield from moe(bf16, (256, 128, 256), 64, 6, tokens, bias=True)
+    coded = [Form("affine", 4, 128, zero=8), Form("affine", 4, 32, True), Form("affine", 8, 0, zero=128)]
+    for form in (*coded, Form("fp8"), Form("fp8", block=(128, 128))):
+        for tokens in (1, 7, 40, 300):
+            yield from moe(form, (512, 384, 512), 8, 2, tokens, bias=True, renormalise=True)
     yield from moe(bf16, (1024, 1000, 1032), 4, 1, 600, spread="one", residual="in-place")
     yield from moe(bf16, (512, 264, 512), 32, 4, 400, spread="few", bias=True, alpha=1.702, limit=1.5, up_offset=1.0)
     for head_dim in (64, 80, 96, 112, 128, 160, 192, 256):

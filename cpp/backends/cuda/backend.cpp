@@ -93,7 +93,7 @@ Device::Device(const CudaOptions& options)
   total_bytes = card.total_bytes;
   use_device(id);
   for (const std::string& folder : options.library_folders) lt::add_library_folder(folder);
-  uploader = std::make_unique<Uploader>(kUploadLanes, compute, capability / 10 == 9);
+  uploader = std::make_unique<Uploader>(kUploadLanes, compute, capability);
   linears = std::make_unique<Linears>();
 }
 

@@ -70,6 +70,7 @@ void CudaExecutable::check_weights() {
   }
   for (const Op& op : program_.ops) {
     if (const auto* positions = std::get_if<AddPositions>(&op)) make_dense(positions->table);
+    if (const auto* heads = std::get_if<HeadLinear>(&op)) make_dense(heads->weight);
     if (const auto* embed = std::get_if<Embed>(&op)) {
       make_dense(embed->virtual_table);
       MAGA_REQUIRE(weight(embed->table).layout().form != WeightForm::fp8, program_.weights[embed->table].name,
@@ -78,16 +79,18 @@ void CudaExecutable::check_weights() {
   }
 }
 
-// Of tables that are small, and seldom quantised.
+// Of weights that are small, and seldom quantised.
 void CudaExecutable::make_dense(WeightId id) {
   if (id == kNone || weight(id).layout().form == WeightForm::dense) return;
   MAGA_REQUIRE(weight(id).layout().form == WeightForm::affine, program_.weights[id].name,
                " is of fp8: the CUDA backend takes that of linears");
   const std::vector<int64_t>& shape = weight(id).shape();
-  DeviceMemory memory(shape[0] * shape[1] * size_of(device_->compute), "weights");
-  affine_unpack(queue_, device_->compute, weight(id).layout().affine, data(id), 0, shape[0], shape[1], memory.data());
+  const int64_t cols = shape.back(), rows = shape[0] * (shape.size() == 3 ? shape[1] : 1);
+  DeviceMemory memory(rows * cols * size_of(device_->compute), "weights");
+  affine_unpack(queue_, device_->compute, weight(id).layout().affine, data(id), 0, rows, cols, memory.data());
   MAGA_CUDA(cudaStreamSynchronize(stream_.get()));
-  weights_[id] = std::make_shared<DeviceWeight>(shape, device_->compute, WeightLayout{}, std::move(memory), "a table of positions");
+  weights_[id] = std::make_shared<DeviceWeight>(shape, device_->compute, WeightLayout{}, std::move(memory),
+                                                shape.size() == 3 ? "a matrix for each head" : "a table of positions");
 }
 
 void CudaExecutable::find_routers() {

@@ -162,6 +162,8 @@ void CudaExecutable::run(const Moe& op) {
                  .out = matrix(op.out),
                  .gate_up = data(op.gate_up),
                  .down = data(op.down),
+                 .gate_up_layout = weight(op.gate_up).layout(),
+                 .down_layout = weight(op.down).layout(),
                  .gate_up_bias = data(op.gate_up_bias),
                  .down_bias = data(op.down_bias),
                  .correction = op.routing.correction == kNone ? nullptr : corrections_[op.routing.correction].as<const float>()});

@@ -10,6 +10,7 @@
 #include "backends/cuda/linear_affine.h"
 #include "backends/cuda/linear_gemm.h"
 #include "backends/cuda/linear_measure.h"
+#include "backends/cuda/linear_mma.h"
 #include "backends/cuda/linear_quantize.h"
 #include "backends/cuda/linear_stream.h"
 #include "backends/cuda/linear_tiles.h"
@@ -42,6 +43,7 @@ struct Kinds {
   Streams streams;
   Tiles tiles;
   Affines affines;
+  Mmas mmas;
 
   // Parts of k that the next kernel is to add up; 1: none.
   int split_of(const LinearArgs& args) const {
@@ -50,8 +52,12 @@ struct Kinds {
       return choose(shape).split;
     };
     if (args.gated) return 1;
-    if (args.layout.form == WeightForm::affine)
-      return args.m <= kMostSplitTokens && affines.takes(args) ? split(affines.shape_of(args), choose_affine) : 1;
+    if (args.layout.form == WeightForm::affine) {
+      if (args.m > kMostSplitTokens) return 1;
+      if (affines.takes(args)) return split(affines.shape_of(args), choose_affine);
+      const auto choose = [&](const MmaShape& shape) { return choose_mma(shape, mmas.card()); };
+      return mmas.takes(args) ? split(mmas.shape_of(args), choose) : 1;
+    }
     if (streams.takes(args)) return split(streams.shape_of(args), choose_stream);
     return tiles.takes_slabs(args) ? split(tiles.shape_of(args), choose_tiles) : 1;
   }
@@ -105,6 +111,7 @@ struct Linears::State {
   void library(const Queue& queue, const LinearArgs& args);
   void dense(const Queue& queue, const LinearArgs& args);
   void affine(const Queue& queue, const LinearArgs& args);
+  void coded(const Queue& queue, const LinearArgs& args);
   void fp8(const Queue& queue, const LinearArgs& args);
   void widened(const Queue& queue, const LinearArgs& args);
   template <typename Run>
@@ -153,10 +160,9 @@ Linears::State::Way Linears::State::measure(const Queue& queue, LinearArgs args)
   if (args.residual) args.out = temporary.data;
   if (args.residual && !args.out) return {true, expected};
   if (args.layout.form == WeightForm::affine) {
-    const AffineConfig config = choose_affine(kinds.affines.shape_of(args));
     const size_t fastest = stopwatch.fastest(queue.stream, args.scratch, kGemmWorkspaceBytes, 2, [&](size_t i) {
       if (i == 0)
-        kinds.affines.run(queue, args, config);
+        coded(queue, args);
       else
         widened(queue, args);
       return true;
@@ -216,10 +222,18 @@ void Linears::State::dense(const Queue& queue, const LinearArgs& args) {
   library(queue, args);
 }
 
-void Linears::State::affine(const Queue& queue, const LinearArgs& args) {
-  const bool takes = kinds.affines.takes(args);
-  if (takes && (args.m <= kFewTokens || args.slabs || way_of(queue, args).own))
+// By a kernel for codes: Hopper's where it takes the call.
+void Linears::State::coded(const Queue& queue, const LinearArgs& args) {
+  if (kinds.affines.takes(args))
     kinds.affines.run(queue, args, choose_affine(kinds.affines.shape_of(args)));
+  else
+    kinds.mmas.run(queue, args);
+}
+
+void Linears::State::affine(const Queue& queue, const LinearArgs& args) {
+  const bool takes = kinds.affines.takes(args) || kinds.mmas.takes(args);
+  if (takes && (args.m <= kFewTokens || args.slabs || way_of(queue, args).own))
+    coded(queue, args);
   else
     widened(queue, args);
 }

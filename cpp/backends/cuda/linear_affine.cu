@@ -46,8 +46,8 @@ Affines::Affines() {
 }
 
 bool Affines::takes(const LinearArgs& args) const {
-  return hopper_ && args.layout.form == WeightForm::affine && args.type != DType::f32 && args.x_stride % 8 == 0 &&
-         aligned(args.x) && (!args.gated || args.n % kUnitRows == 0);
+  return hopper_ && args.layout.form == WeightForm::affine && args.layout.affine.bits != kE4m3 && args.type != DType::f32 &&
+         args.x_stride % 8 == 0 && aligned(args.x) && (!args.gated || args.n % kUnitRows == 0);
 }
 
 AffineShape Affines::shape_of(const LinearArgs& args) const {

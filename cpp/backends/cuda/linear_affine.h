@@ -21,9 +21,14 @@ namespace maga::cuda {
 
 constexpr int kUnitRows = 8, kUnitColumns = 128;
 
-constexpr int affine_code_bytes(const AffineLayout& layout) { return kUnitRows * kUnitColumns * layout.bits / 8; }
+// A layout's `bits` are 4, 8, or this, which stands for e4m3: 8 bits that are numbers, value = number * scale, with one fp32 scale for each
+// row of a unit.
+constexpr int kE4m3 = 9;
+
+constexpr int affine_code_bytes(const AffineLayout& layout) { return kUnitRows * kUnitColumns / (layout.bits == 4 ? 2 : 1); }
 constexpr int affine_unit_bytes(const AffineLayout& layout) {
-  return affine_code_bytes(layout) + layout.sets * kUnitRows * 2 * (layout.shift == AffineShift::none ? 1 : 2);
+  return affine_code_bytes(layout) +
+         layout.sets * kUnitRows * 2 * (layout.shift == AffineShift::none && layout.bits != kE4m3 ? 1 : 2);
 }
 constexpr int64_t affine_units(int64_t size, int64_t of) { return (size + of - 1) / of; }
 constexpr int64_t affine_bytes(const AffineLayout& layout, int64_t rows, int64_t cols) {
@@ -43,6 +48,15 @@ struct AffineRows {
 };
 // The units of `from`; rows that are missing to a whole unit are made up.
 void affine_pack(cudaStream_t stream, DType type, const AffineLayout& layout, const AffineRows& from, void* units);
+
+constexpr AffineLayout kFloat8Layout{.bits = kE4m3, .sets = 1};
+struct Float8Rows {
+  const uint8_t* codes = nullptr;  // (rows, cols)
+  const float* scale = nullptr;    // (rows, cols / 128, rounded up)
+  int64_t rows = 0, cols = 0;
+};
+void float8_pack(cudaStream_t stream, const Float8Rows& from, void* units);
+
 // Rows [first, first + rows) of a weight of `cols` columns as (rows, cols) of `type`; `first` is a multiple of 8.
 void affine_unpack(const Queue& queue, DType type, const AffineLayout& layout, const void* units, int64_t first, int64_t rows,
                    int64_t cols, void* to);

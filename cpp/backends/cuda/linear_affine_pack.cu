@@ -87,6 +87,7 @@ __global__ void pack(AffineRows from, AffineLayout layout, int64_t units, uint8_
 
 template <typename T, int kBits>
 __device__ __forceinline__ codes::Row row_of(const uint8_t* unit, const AffineLayout& layout, int set, int g) {
+  if constexpr (kBits == kE4m3) return {reinterpret_cast<const uint32_t*>(unit + affine_code_bytes(layout))[g], 0, 0};
   const auto* const scales = reinterpret_cast<const uint16_t*>(unit + affine_code_bytes(layout)) + set * kUnitRows + g;
   codes::Row row{codes::twice(scales[0]), codes::kMiddle<T, kBits>, 0};
   if (layout.shift != AffineShift::none) {
@@ -110,7 +111,7 @@ __device__ __forceinline__ void transpose(uint32_t (&v)[4], int t) {
 
 template <typename T, int kBits>
 __global__ void unpack(const uint8_t* from, AffineLayout layout, int64_t units, int64_t rows, int64_t cols, T* to) {
-#if __CUDA_ARCH__ >= 900
+#if __CUDA_ARCH__ >= 800
   allow_next();
   wait_for_previous();
   constexpr int kWords = kBits == 4 ? 4 : 8;
@@ -148,7 +149,7 @@ __global__ void unpack(const uint8_t* from, AffineLayout layout, int64_t units, 
 
 template <typename T, int kBits>
 __global__ void embed(EmbedArgs a, AffineLayout layout, const int32_t* ids, const int32_t* chosen) {
-#if __CUDA_ARCH__ >= 900
+#if __CUDA_ARCH__ >= 800
   allow_next();
   wait_for_previous();
   const auto* const units = static_cast<const uint8_t*>(a.table);
@@ -223,8 +224,11 @@ void affine_unpack(const Queue& queue, DType type, const AffineLayout& layout, c
   const int64_t across = affine_units(cols, kUnitColumns), count = affine_units(rows, kUnitRows) * across;
   const auto* const from = static_cast<const uint8_t*>(units) + first / kUnitRows * across * affine_unit_bytes(layout);
   auto with = [&]<typename T>(T) {
-    launch(queue, layout.bits == 4 ? unpack<T, 4> : unpack<T, 8>, dim3(blocks_of(count)), dim3(kThreads), 0, from, layout, count,
-           rows, cols, static_cast<T*>(to));
+    launch(queue,
+           layout.bits == kE4m3 ? unpack<T, kE4m3>
+           : layout.bits == 4   ? unpack<T, 4>
+                                : unpack<T, 8>,
+           dim3(blocks_of(count)), dim3(kThreads), 0, from, layout, count, rows, cols, static_cast<T*>(to));
   };
   type == DType::bf16 ? with(__nv_bfloat16{}) : with(__half{});
 }
@@ -232,8 +236,11 @@ void affine_unpack(const Queue& queue, DType type, const AffineLayout& layout, c
 void affine_embed(const Queue& queue, DType type, const AffineLayout& layout, const DeviceStep& step, const EmbedArgs& args) {
   if (step.tokens == 0) return;
   auto with = [&]<typename T>(T) {
-    launch(queue, layout.bits == 4 ? embed<T, 4> : embed<T, 8>, dim3(step.tokens), dim3(kThreads), 0, args, layout, step.ids,
-           step.chosen);
+    launch(queue,
+           layout.bits == kE4m3 ? embed<T, kE4m3>
+           : layout.bits == 4   ? embed<T, 4>
+                                : embed<T, 8>,
+           dim3(step.tokens), dim3(kThreads), 0, args, layout, step.ids, step.chosen);
   };
   type == DType::bf16 ? with(__nv_bfloat16{}) : with(__half{});
 }

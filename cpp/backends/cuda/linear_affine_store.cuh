@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "backends/cuda/linear_activation.cuh"
+#include "backends/cuda/moe_gating.cuh"
 
 namespace maga::cuda {
 
@@ -54,12 +55,18 @@ __device__ __forceinline__ void store_affine(const Args& a, const float (&sums)[
         at(out, token)[r * 32] = static_cast<T>(activate<kKind>(gate + biases[r].low) * (up + biases[r].high));
       });
     };
-    switch (a.activation) {
-      case ActivationKind::silu: gated.template operator()<ActivationKind::silu>(); break;
-      case ActivationKind::gelu: gated.template operator()<ActivationKind::gelu>(); break;
-      case ActivationKind::gelu_tanh: gated.template operator()<ActivationKind::gelu_tanh>(); break;
-      case ActivationKind::relu: gated.template operator()<ActivationKind::relu>(); break;
-      case ActivationKind::relu2: gated.template operator()<ActivationKind::relu2>(); break;
+    if constexpr (requires { a.gating; }) {
+      store([&](int token, int r, float gate, float up) {
+        at(out, token)[r * 32] = static_cast<T>(cuda::gated<false>(a.gating, gate + biases[r].low, up + biases[r].high));
+      });
+    } else {
+      switch (a.activation) {
+        case ActivationKind::silu: gated.template operator()<ActivationKind::silu>(); break;
+        case ActivationKind::gelu: gated.template operator()<ActivationKind::gelu>(); break;
+        case ActivationKind::gelu_tanh: gated.template operator()<ActivationKind::gelu_tanh>(); break;
+        case ActivationKind::relu: gated.template operator()<ActivationKind::relu>(); break;
+        case ActivationKind::relu2: gated.template operator()<ActivationKind::relu2>(); break;
+      }
     }
     return;
   }

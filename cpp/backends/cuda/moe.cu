@@ -197,6 +197,7 @@ void Experts::run(const Queue& queue, const MoeArgs& args) {
                    .x = buffers.sorted,
                    .out = buffers.hidden,
                    .weight = args.gate_up,
+                   .layout = args.gate_up_layout,
                    .bias = args.gate_up_bias,
                    .n = static_cast<int>(op.width),
                    .k = static_cast<int>(op.in.width),
@@ -206,6 +207,7 @@ void Experts::run(const Queue& queue, const MoeArgs& args) {
   gemm.x = buffers.hidden;
   gemm.out = buffers.sorted;
   gemm.weight = args.down;
+  gemm.layout = args.down_layout;
   gemm.bias = args.down_bias;
   gemm.n = static_cast<int>(op.out.width);
   gemm.k = static_cast<int>(op.width);

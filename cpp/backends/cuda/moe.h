@@ -30,6 +30,7 @@ struct MoeArgs {
   Matrix x, residual, out;  // residual: null, or like out; may be `out`
   const void* gate_up = nullptr;
   const void* down = nullptr;
+  WeightLayout gate_up_layout, down_layout;
   const void* gate_up_bias = nullptr;
   const void* down_bias = nullptr;
   const float* correction = nullptr;  // (experts) or null

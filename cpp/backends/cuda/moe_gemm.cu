@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "backends/cuda/launch.cuh"
+#include "backends/cuda/linear_mma.h"
 #include "backends/cuda/moe_gemm_args.h"
 #include "backends/cuda/moe_tiles.cuh"
 #include "backends/cuda/tensor_map.h"
@@ -64,7 +65,7 @@ CUtensorMap slot_map(DType type, const MoeGemmArgs& args, int box_slots) {
 
 }  // namespace
 
-MoeGemm::MoeGemm(DType type) : type_(type) {
+MoeGemm::MoeGemm(DType type) : type_(type), mmas_(std::make_unique<Mmas>()) {
   int device = 0, major = 0;
   MAGA_CUDA(cudaGetDevice(&device));
   MAGA_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
@@ -72,12 +73,17 @@ MoeGemm::MoeGemm(DType type) : type_(type) {
   hopper_ = major == 9;
 }
 
+MoeGemm::~MoeGemm() = default;
+
 bool MoeGemm::takes(const MoeGemmArgs& args) const {
   return hopper_ && type_ != DType::f32 && args.k % 8 == 0 && args.n % 8 == 0 && aligned(args.weight) && aligned(args.x);
 }
 
 void MoeGemm::run(const Queue& queue, const MoeGemmArgs& args) {
-  if (takes(args))
+  if (args.layout.form != WeightForm::dense) {
+    MAGA_CHECK(mmas_->takes(type_, args), "experts of ", args.n, " rows as codes");
+    mmas_->run(queue, type_, args);
+  } else if (takes(args))
     run_tiles(queue, args);
   else
     moe_plain(queue, type_, sms_, args);

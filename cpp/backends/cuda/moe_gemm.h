@@ -1,11 +1,14 @@
-// The linears of experts: rows that lie sorted by expert, times the weights of their expert. Two kernels: tiles for Hopper's copy
-// engine and tensor cores (moe_gemm.cuh), and a plain one for all other cards, types and sizes (moe_plain.cu).
+// The linears of experts: rows that lie sorted by expert, times the weights of their expert. Three kernels: tiles for Hopper's copy
+// engine and tensor cores (moe_gemm.cuh), a plain one for all other cards, types and sizes (moe_plain.cu), and that of linear_mma.h
+// for weights that are codes.
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "backends/cuda/memory.h"
 #include "backends/cuda/queue.h"
+#include "backends/cuda/weight.h"
 #include "core/dtype.h"
 #include "program/ops.h"
 
@@ -18,6 +21,7 @@ struct MoeGemmArgs {
   const void* x = nullptr;       // (slots, k)
   void* out = nullptr;           // (slots, n)
   const void* weight = nullptr;  // (experts, n, k); gated: (experts, 2 n, k), the gate rows and then the up rows
+  WeightLayout layout;           // each expert's rows in units of their own
   const void* bias = nullptr;    // (experts * n) or null; gated: (experts * 2 n)
   int n = 0, k = 0;
   bool gated = false;
@@ -27,6 +31,7 @@ struct MoeGemmArgs {
 class MoeGemm {
  public:
   explicit MoeGemm(DType type);
+  ~MoeGemm();
   void run(const Queue& queue, const MoeGemmArgs& args);
 
  private:
@@ -34,6 +39,7 @@ class MoeGemm {
   void run_tiles(const Queue& queue, const MoeGemmArgs& args);
 
   DType type_;
+  std::unique_ptr<class Mmas> mmas_;
   int sms_ = 0;
   bool hopper_ = false;
   std::vector<const void*> raised_;  // kernels allowed their shared memory

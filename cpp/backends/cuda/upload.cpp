@@ -60,26 +60,9 @@ void convert(const Float8& from, int64_t begin, int64_t end, DType type, std::by
   }
 }
 
-// Why no kernel takes the codes; empty: one does. `type`: of the values that kernels compute with.
-std::string why_widened(const Float8& weight, DType type) {
-  int device = 0, major = 0;
-  MAGA_CUDA(cudaGetDevice(&device));
-  MAGA_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  if (major != 9) return "kernels for fp8 need sm_90";
-  if (type == DType::f32) return "kernels for fp8 compute in bf16 or fp16";
-  if (weight.wide < weight.codes.shape[1]) return "kernels for fp8 take no scales of blocks of columns";
-  if (weight.codes.shape[0] % 16 != 0 || weight.codes.shape[1] % 16 != 0)
-    return "kernels for fp8 take rows and columns in multiples of 16";
-  return {};
-}
+}  // namespace
 
-// Of codes, scales and offsets.
-int64_t staged_row_bytes(const Affine& weight) {
-  const int64_t cols = weight.codes.shape[1];
-  return cols + cols / weight.group * 2 * static_cast<int64_t>(sizeof(float));
-}
-
-int64_t bytes_of(const WeightSpec& spec, DType type) {
+int64_t dense_bytes(const WeightSpec& spec, DType type) {
   int64_t elements = 1;
   for (const int64_t size : spec.shape) elements *= size;
   return elements * size_of(type);
@@ -103,32 +86,22 @@ void check(const WeightSpec& spec, const Affine& weight) {
                ": the scales have another shape than the codes' groups");
 }
 
-}  // namespace
+Uploader::Turn::Turn(Uploader* uploader) : uploader_(uploader) {
+  std::unique_lock lock(uploader->mutex_);
+  uploader->freed_.wait(lock, [&] { return !uploader->idle_.empty(); });
+  lane_ = uploader->idle_.back();
+  uploader->idle_.pop_back();
+}
 
-// A lane for the length of one upload.
-class Uploader::Turn {
- public:
-  explicit Turn(Uploader* uploader) : uploader_(uploader) {
-    std::unique_lock lock(uploader->mutex_);
-    uploader->freed_.wait(lock, [&] { return !uploader->idle_.empty(); });
-    lane_ = uploader->idle_.back();
-    uploader->idle_.pop_back();
+Uploader::Turn::~Turn() {
+  {
+    const std::lock_guard lock(uploader_->mutex_);
+    uploader_->idle_.push_back(lane_);
   }
-  ~Turn() {
-    {
-      const std::lock_guard lock(uploader_->mutex_);
-      uploader_->idle_.push_back(lane_);
-    }
-    uploader_->freed_.notify_one();
-  }
-  Lane* operator->() const { return lane_; }
+  uploader_->freed_.notify_one();
+}
 
- private:
-  Uploader* uploader_;
-  Lane* lane_;
-};
-
-Uploader::Uploader(int lanes, DType type, bool packs) : type_(type), packs_(packs) {
+Uploader::Uploader(int lanes, DType type, int capability) : type_(type), capability_(capability) {
   for (int i = 0; i < lanes; ++i) {
     auto lane = std::make_unique<Lane>();
     MAGA_CUDA(cudaStreamCreateWithFlags(&lane->stream, cudaStreamNonBlocking));
@@ -145,99 +118,31 @@ Uploader::~Uploader() {
   }
 }
 
-class Uploader::Stack : public WeightStack {
- public:
-  Stack(Uploader* uploader, const WeightSpec& spec, int device)
-      : WeightStack(spec), uploader_(uploader), device_(device), memory_(bytes_of(spec, uploader->type_), "weights") {}
-
- protected:
-  void append(const WeightSpec& matrix_spec, const Canonical& matrix) override {
-    use_device(device_);  // any thread may come in
-    std::visit([&](const auto& form) { check(matrix_spec, form); }, matrix);
-    if (!std::holds_alternative<Dense>(matrix)) widened_ = "stacks of experts";
-    uploader_->copy(matrix_spec, matrix, memory_.data() + added_ * bytes_of(matrix_spec, uploader_->type_));
-  }
-  std::shared_ptr<const Weight> packed() override {
-    return std::make_shared<DeviceWeight>(spec_.shape, uploader_->type_, WeightLayout{}, std::move(memory_), widened_);
-  }
-
- private:
-  Uploader* uploader_;
-  int device_;
-  DeviceMemory memory_;
-  std::string widened_;
-};
-
-std::unique_ptr<WeightStack> Uploader::stack(const WeightSpec& spec, int device) {
-  return std::make_unique<Stack>(this, spec, device);
-}
-
 std::shared_ptr<const DeviceWeight> Uploader::upload(const WeightSpec& spec, const Canonical& weight) {
   MAGA_REQUIRE(spec.shape.size() <= 2, spec.name, ": a stack of matrices is given one by one");
   std::visit([&](const auto& form) { check(spec, form); }, weight);
-  std::string widened;
-  if (const auto* codes = std::get_if<Float8>(&weight)) {
-    widened = why_widened(*codes, type_);
-    if (widened.empty()) return upload_fp8(spec, *codes);
-  }
-  if (const auto* codes = std::get_if<Affine>(&weight)) {
-    if (const AffineLayout layout = layout_of(*codes, &widened); layout.bits > 0) {
-      DeviceMemory memory(affine_bytes(layout, spec.shape[0], spec.shape[1]), "weights");
-      pack(*codes, layout, memory.data());
-      return std::make_shared<DeviceWeight>(spec.shape, type_, WeightLayout{WeightForm::affine, layout}, std::move(memory), "");
-    }
-  }
-  DeviceMemory memory(bytes_of(spec, type_), "weights");
-  copy(spec, weight, memory.data());
-  return std::make_shared<DeviceWeight>(spec.shape, type_, WeightLayout{}, std::move(memory), widened);
+  const auto* float8 = std::get_if<Float8>(&weight);
+  if (float8 && takes_fp8(*float8)) return upload_fp8(spec, *float8);
+  return std::visit(
+      [&](const auto& form) {
+        std::string widened;
+        const AffineLayout layout = layout_of(form, &widened);
+        const bool units = layout.bits > 0;
+        DeviceMemory memory(units ? affine_bytes(layout, spec.shape[0], spec.shape[1]) : dense_bytes(spec, type_), "weights");
+        if (units)
+          pack(form, layout, memory.data());
+        else
+          copy(spec, weight, memory.data());
+        return std::make_shared<const DeviceWeight>(
+            spec.shape, type_, units ? WeightLayout{WeightForm::affine, layout} : WeightLayout{}, std::move(memory), widened);
+      },
+      weight);
 }
 
-AffineLayout Uploader::layout_of(const Affine& weight, std::string* why) const {
-  const int64_t cols = weight.codes.shape[1];
-  if (!packs_) {
-    *why = "the GPU has no kernels for codes";
-    return {};
-  }
-  if (type_ == DType::f32) {
-    *why = "the model computes in fp32";
-    return {};
-  }
-  if (kUnitRows * staged_row_bytes(weight) > kChunkBytes) {
-    *why = concat(cols, " columns");
-    return {};
-  }
-  return affine_layout(weight, type_, why);
-}
-
-// Rows of codes with their scales and offsets go to the card as they are; a kernel there makes units of them.
-void Uploader::pack(const Affine& weight, const AffineLayout& layout, std::byte* to) {
-  const int64_t rows = weight.codes.shape[0], cols = weight.codes.shape[1], groups = cols / weight.group;
-  const int64_t chunk = kChunkBytes / staged_row_bytes(weight) / kUnitRows * kUnitRows;
-  const DeviceMemory staged[2] = {DeviceMemory(kChunkBytes, "the upload of weights"),
-                                  DeviceMemory(kChunkBytes, "the upload of weights")};
-  const Turn lane(this);
-  int b = 0;
-  for (int64_t first = 0; first < rows; first += chunk, b ^= 1) {
-    if (lane->buffers[b].bytes() == 0) lane->buffers[b] = PinnedMemory(kChunkBytes, "the upload of weights");
-    MAGA_CUDA(cudaEventSynchronize(lane->copied[b]));
-    AffineRows part{.rows = std::min(chunk, rows - first), .cols = cols, .group = weight.group, .zero = weight.zero};
-    int64_t used = 0;
-    const auto stage = [&]<typename T>(const Tensor& from, int64_t width, const T** place) {
-      if (from.empty()) return;
-      const int64_t bytes = part.rows * width * static_cast<int64_t>(sizeof(T));
-      std::memcpy(lane->buffers[b].data() + used, from.as<T>() + first * width, static_cast<size_t>(bytes));
-      *place = reinterpret_cast<const T*>(staged[b].data() + used);
-      used += bytes;
-    };
-    stage(weight.scale, groups, &part.scale);
-    stage(weight.offset, groups, &part.offset);
-    stage(weight.codes, cols, &part.codes);
-    MAGA_CUDA(cudaMemcpyAsync(staged[b].data(), lane->buffers[b].data(), static_cast<size_t>(used), cudaMemcpyHostToDevice,
-                              lane->stream));
-    affine_pack(lane->stream, type_, layout, part, to + affine_bytes(layout, first, cols));
-    MAGA_CUDA(cudaEventRecord(lane->copied[b], lane->stream));
-  }
-  MAGA_CUDA(cudaStreamSynchronize(lane->stream));
+// Whether the kernels for fp8 tokens take it.
+bool Uploader::takes_fp8(const Float8& weight) const {
+  return capability_ / 10 == 9 && type_ != DType::f32 && weight.wide >= weight.codes.shape[1] && weight.codes.shape[0] % 16 == 0 &&
+         weight.codes.shape[1] % 16 == 0;
 }
 
 // As WeightForm::fp8 says.
@@ -253,12 +158,12 @@ std::shared_ptr<const DeviceWeight> Uploader::upload_fp8(const WeightSpec& spec,
   };
   plainly(memory.data(), weight.codes.data, codes);
   plainly(memory.data() + codes, scales.data(), rows * static_cast<int64_t>(sizeof(float)));
-  return std::make_shared<DeviceWeight>(spec.shape, type_, WeightLayout{.form = WeightForm::fp8}, std::move(memory), "");
+  return std::make_shared<DeviceWeight>(spec.shape, type_, WeightLayout{WeightForm::fp8, {}}, std::move(memory), "");
 }
 
 void Uploader::copy(const WeightSpec& spec, const Canonical& weight, std::byte* to) {
   const int64_t size = size_of(type_);
-  send(to, bytes_of(spec, type_), [&](int64_t begin, int64_t end, std::byte* staged) {
+  send(to, dense_bytes(spec, type_), [&](int64_t begin, int64_t end, std::byte* staged) {
     std::visit(
         [&](const auto& form) {
           if constexpr (std::is_same_v<std::decay_t<decltype(form)>, Dense>)

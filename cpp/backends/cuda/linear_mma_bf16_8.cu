@@ -1,0 +1,5 @@
+#include "backends/cuda/linear_mma.cuh"
+
+namespace maga::cuda {
+template MmaKernel mma_kernel<__nv_bfloat16, 8, false>(const MmaTile& tile);
+}
