@@ -93,6 +93,7 @@ def preempted_equals_undisturbed(model: Model, draw: Draw = list) -> None:
 
 
 def prefix_hit_equals_miss_at_every_length(model: Model) -> None:
+    """vllm #40896, #5543."""
     lengths = range(PAGE_TOKENS, 2 * PAGE_TOKENS + 1)
     jobs = [Job([*model.text[:length], *model.text[50:55]], params={"temperature": 0, "max_new_tokens": 2}) for length in lengths]
     miss = model.engine(prefix_cache=False).run(jobs)

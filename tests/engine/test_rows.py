@@ -60,6 +60,7 @@ def test_no_step_has_more_rows_than_the_model_was_loaded_for():
 
 
 def test_nothing_is_told_twice_when_a_prompt_is_preempted():
+    """vllm PR #29071."""
     world = World(pages=14, logit_rows=8, max_sequences=4, token_budget=8)
     harness = world.engine()
     prompts = [prompt_of(20, seed=i) for i in range(3)]

@@ -100,6 +100,7 @@ def close(found: object, expected: np.ndarray) -> None:
 
 
 def test_the_openai_client(server: ServerProcess, expected: np.ndarray) -> None:
+    """litellm #42426, vllm #6744: what the client asks for by itself is base64."""
     client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
     model = client.models.list().data[0].id
     answer = client.embeddings.create(model=model, input=TEXTS)  # the client asks for base64 and decodes it
@@ -305,7 +306,7 @@ def test_dense_alone_by_task(multi_vector: tuple[Path, dict[str, list[Any]]]) ->
 
 @pytest.mark.parametrize("pooling", ["cls_token", "mean_tokens", "lasttoken"])
 def test_inputs_beyond_a_step(pooling: str, tmp_path: Path) -> None:
-    """A decoder's embeddings do not depend on how its inputs are cut and batched; those of other tokens than the last need them in
+    """ollama #14121: a decoder's embeddings do not depend on how its inputs are cut and batched; those of other tokens than the last need them in
     one step, which has as many tokens as the model's context unless a setting says less."""
     model = tiny("qwen2", "Model", tmp_path, max_position_embeddings=600)
     sentence_transformer(tmp_path, f"pooling_mode_{pooling}", normalize=True)

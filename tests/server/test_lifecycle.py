@@ -44,6 +44,7 @@ def leave(server, body, *, path="/", after=0):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_frees_its_pages(server, stream):
+    """vllm #10806, #9428."""
     before = wait_for(lambda: idle(server))
     assert before
     total = sum(before[f'maga_kv_pages{{state="{state}"}}'] for state in ("live", "cached", "free"))
@@ -86,6 +87,7 @@ def test_openai_streams_that_are_left(server):
 
 
 def test_metrics_count_every_request(server):
+    """vllm #55634, #31503."""
     before = wait_for(lambda: idle(server))
     for _ in range(3):
         server.raw("a", max_new_tokens=2, ignore_eos=True)
@@ -177,6 +179,7 @@ def test_sigterm_lets_streams_finish():
 
 
 def test_sigterm_ends_streams_that_take_too_long():
+    """vllm-omni #3683, sglang #22779; with children killed and 64 streams: hostile/test_events.py, H84."""
     with running_server(demo_model(), DRAIN_TIMEOUT="0.2") as server:
         started = []
         with concurrent.futures.ThreadPoolExecutor(1) as pool:

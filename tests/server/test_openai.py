@@ -175,6 +175,8 @@ def test_top_tokens_that_are_no_text_keep_keys_of_their_own(client, model):
 
 
 def test_chat_logprobs(client, model):
+    """vllm #4795."""
+
     def ask(**options):
         return (
             client.chat.completions.create(model=model, messages=MESSAGES, max_tokens=3, temperature=0, **options)
@@ -229,6 +231,7 @@ def test_logit_bias(server, client, model):
 
 
 def test_content_parts_are_the_joined_text(server, client, model):
+    """FastChat #3017."""
     parts = [{"type": "text", "text": "Say "}, {"type": "text", "text": "hello."}]
     counts = [
         server.post("/tokenize", {"messages": [{"role": role, "content": content} for role in ("system", "user")]}).json()["tokens"]
@@ -243,6 +246,8 @@ def test_content_parts_are_the_joined_text(server, client, model):
 
 
 def test_token_limits(client, model):
+    """lmdeploy #1589."""
+
     def ask(**limits):
         return client.chat.completions.create(
             model=model, messages=MESSAGES, temperature=0, extra_body={"ignore_eos": True}, **limits
@@ -255,19 +260,25 @@ def test_token_limits(client, model):
 
 
 def test_context_overflow(client, server, model):
-    """A prompt must leave room for one token; the limit of new tokens is clipped to what fits."""
+    """vllm #765, #276: a prompt must leave room for one token, and one that does not harms nobody; the limit of new tokens is clipped
+    to what fits."""
     word = server.post("/tokenize", {"prompt": " word"}).json()["tokens"]
     assert len(word) == 1
     answer = client.completions.create(model=model, prompt=word * 255, max_tokens=100)
     assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (1, "length")
-    for length in (256, 257, 5000):
-        with pytest.raises(openai.BadRequestError) as error:
-            client.completions.create(model=model, prompt=word * length, max_tokens=1, stream=length == 257)
-        assert error.value.code == "context_length_exceeded"
-        assert "maximum context length is 256 tokens" in error.value.message and str(length) in error.value.message
+    running = client.completions.create(model=model, prompt="a", max_tokens=60, stream=True, extra_body={"ignore_eos": True})
+    next(iter(running))
+    for length in (256, 257, 5000, 300_000):
+        for prompt in (word * length, " word" * length):
+            with pytest.raises(openai.BadRequestError) as error:
+                client.completions.create(model=model, prompt=prompt, max_tokens=1, stream=length == 257)
+            assert error.value.code == "context_length_exceeded"
+            assert "maximum context length is 256 tokens" in error.value.message and str(length) in error.value.message
+    assert [chunk.choices[0].finish_reason for chunk in running][-1] == "length"
 
 
 def test_model_names(client, server, model):
+    """lmstudio-bug-tracker #619, #676."""
     with pytest.raises(openai.NotFoundError) as error:
         client.chat.completions.create(model="gpt-4", messages=MESSAGES)
     assert (
@@ -277,6 +288,7 @@ def test_model_names(client, server, model):
 
 
 def test_null_is_absent(server):
+    """vllm #19862, koboldcpp #643, autogen #2050."""
     from maga_transformer.server.schemas import UNSUPPORTED, ChatRequest, CompletionRequest
 
     for kind, path, body in (

@@ -195,3 +195,33 @@ def test_limits_of_new_tokens(server):
         for name in ("max_tokens", "max_completion_tokens"):
             refused = server.post("/v1/chat/completions", {**body, name: limit})
             assert refused.status_code == 400 and "max_" in refused.json()["error"]["message"], (name, limit)
+
+
+def test_a_seed_decides_whoever_else_runs(server):
+    """vllm #51226: beside outputs without a seed, with another, beside many, and from the prefix cache."""
+    seeded = {"prompt": "Once upon a time", "max_tokens": 16, "temperature": 0.8, "ignore_eos": True}
+
+    def texts(*others):
+        with ThreadPoolExecutor(len(others) + 1) as pool:
+            running = [pool.submit(complete, server, **seeded, **other) for other in others]
+            text = pool.submit(complete, server, **seeded, seed=42).result()["text"]
+            return text, {each.result()["text"] for each in running}
+
+    alone, _ = texts()
+    for others in [({},)] * 4 + [({"seed": 7},), ({},) * 30]:
+        text, rest = texts(*others)
+        assert text == alone and alone not in rest
+
+
+def test_the_first_answer_to_a_prompt_is_that_of_later_ones(server):
+    """vllm #40896, #5543: prompts of 15 to 33 tokens that share their beginning, four at once, then again from the cache."""
+    ids = server.post("/tokenize", {"prompt": "one two three four five six seven eight nine ten " * 4}).json()["tokens"]
+
+    def ask(length):
+        return complete(server, ids[:length], max_tokens=8, logprobs=1, echo=length % 3 == 0, ignore_eos=True)
+
+    lengths = [length for length in (15, 16, 17, 31, 32, 33) for _ in range(4)]
+    with ThreadPoolExecutor(8) as pool:
+        first = dict(zip(lengths, pool.map(ask, lengths), strict=True))
+        for length, choice in zip(lengths * 2, pool.map(ask, lengths * 2), strict=True):
+            assert choice["text"] == first[length]["text"] and choice["logprobs"] == first[length]["logprobs"], length

@@ -48,7 +48,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LLM, Any]]
 @pytest.mark.parametrize("skip", [True, False])
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_streams(prompt: str, skip: bool, model: tuple[LLM, Any]) -> None:
-    """The blank of the very first token is left out, no other."""
+    """transformers #28776, #22710: the blank of the very first token is left out, no other."""
     llm, expected = model
     options = {"max_new_tokens": NEW_TOKENS, "temperature": 5.0, "random_seed": 3, "ignore_eos": True, "skip_special_tokens": skip}
     result = llm.generate(prompt, **options)
