@@ -306,8 +306,8 @@ def test_dense_alone_by_task(multi_vector: tuple[Path, dict[str, list[Any]]]) ->
 
 @pytest.mark.parametrize("pooling", ["cls_token", "mean_tokens", "lasttoken"])
 def test_inputs_beyond_a_step(pooling: str, tmp_path: Path) -> None:
-    """ollama #14121: a decoder's embeddings do not depend on how its inputs are cut and batched; those of other tokens than the last need them in
-    one step, which has as many tokens as the model's context unless a setting says less."""
+    """ollama #14121: a decoder's embeddings do not depend on how its inputs are cut and batched; those of other tokens than the
+    last need them in one step, which has as many tokens as the model's context unless a setting says less."""
     model = tiny("qwen2", "Model", tmp_path, max_position_embeddings=600)
     sentence_transformer(tmp_path, f"pooling_mode_{pooling}", normalize=True)
     write_tokenizer(tmp_path, "$A [SEP]")

@@ -260,8 +260,8 @@ def test_token_limits(client, model):
 
 
 def test_context_overflow(client, server, model):
-    """vllm #765, #276: a prompt must leave room for one token, and one that does not harms nobody; the limit of new tokens is clipped
-    to what fits."""
+    """vllm #765, #276: a prompt must leave room for one token, and one that does not harms nobody; the limit of new tokens is
+    clipped to what fits."""
     word = server.post("/tokenize", {"prompt": " word"}).json()["tokens"]
     assert len(word) == 1
     answer = client.completions.create(model=model, prompt=word * 255, max_tokens=100)
