@@ -73,7 +73,7 @@ def test_h43_references(target):
                 {"type": "object", "properties": {"a": {"$ref": reference}}},
                 {"$schema": url, "$ref": url},
             ):
-                refuse(target, f"$ref='{reference}"[:20], guided_json=schema)
+                refuse(target, "$ref='", guided_json=schema)
                 body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
                 tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
                 answer = target.ask(CHAT, {**body, "tools": [tool], "tool_choice": "required"})

@@ -77,7 +77,7 @@ def test_addresses(target, line, tmp_path):
 
 
 def test_h62_many_and_large(target):
-    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 50_000}}
+    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 20_000}}
     answer = target.ask(CHAT, {"messages": [{"role": "user", "content": [part] * 100}]})
     assert answer.status == 400 and "messages[0].content[0]" in answer.error[1]
     with socket.create_connection(target.address, timeout=60) as connection:  # 64 of 19 MB, by their length

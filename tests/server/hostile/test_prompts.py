@@ -11,7 +11,7 @@ from .conftest import CONTEXT, SETTINGS
 from .live import Target
 
 RAW, COMPLETIONS, CHAT = "/", "/v1/completions", "/v1/chat/completions"
-MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
+ANTHROPIC, RESPONSES = "/v1/messages", "/v1/responses"
 
 
 def stream(target, path, body):
@@ -44,7 +44,7 @@ EMPTY = [
     (COMPLETIONS, {"prompt": [""]}, "empty_prompt"),
     (CHAT, {}, "missing_prompt"),
     (CHAT, {"messages": []}, "missing_prompt"),
-    (MESSAGES, {"messages": [], "max_tokens": 1}, "invalid_request_error"),
+    (ANTHROPIC, {"messages": [], "max_tokens": 1}, "invalid_request_error"),
     ("/api/v1/generate", {"prompt": ""}, "empty_prompt"),
 ]
 
@@ -94,8 +94,8 @@ def test_h36_the_limit_is_exact(target, size):
 def test_h36_the_limit_of_other_routes(target, size):
     said = "a" * (size - 6)
     for path, body in (
-        (MESSAGES, {"messages": [{"role": "user", "content": said}], "max_tokens": 9}),
-        (MESSAGES, {"system": "b" * 100, "messages": [{"role": "user", "content": said[108:]}], "max_tokens": 9}),
+        (ANTHROPIC, {"messages": [{"role": "user", "content": said}], "max_tokens": 9}),
+        (ANTHROPIC, {"system": "b" * 100, "messages": [{"role": "user", "content": said[108:]}], "max_tokens": 9}),
         (RESPONSES, {"input": said}),
         (RESPONSES, {"instructions": "b" * 100, "input": said[108:]}),
         (RAW, {"messages": [{"role": "user", "content": said}]}),
@@ -215,7 +215,7 @@ def test_h40_messages(target):
         body = {"messages": [{"role": "user", "content": [block]}], "max_tokens": 1}
         assert "messages[0].content[0]" in target.ask("/v1/messages", body).error[1]
     for messages, word in OF_BLOCKS:
-        answer = target.ask(MESSAGES, {"max_tokens": 1, **messages})
+        answer = target.ask(ANTHROPIC, {"max_tokens": 1, **messages})
         assert answer.status == 400 and word in answer.error[1], (messages, answer.content)
     for item, word in ITEMS:
         answer = target.ask(RESPONSES, {"input": [item]})
