@@ -196,7 +196,7 @@ def check_schema(schema: Any, field: str) -> None:
 
 
 # How llguidance speaks of a keyword and its value.
-_BLAMED = {"type": "Invalid type: {}\n", "$ref": "'{}'", "pattern": "    {}\n", "format": "Unknown format: {}\n"}
+_BLAMED = {"type": "Invalid type: {}\n", "$ref": "{}'", "pattern": "    {}\n", "format": "Unknown format: {}\n"}
 
 
 def blamed(grammar: Grammar, error: str) -> str:
