@@ -272,6 +272,8 @@ void Loop::append(Sequence* sequence, Choice* choice) {
                     "no token can be chosen: grammar, penalties, logit_bias, bad_words and min_new_tokens leave none");
 
   const int32_t token = choice->result.token;
+  if (token < 0 || token >= model_->program().vocab)  // of a kernel's mistake, which the next step would read weights by
+    return news.end(sequence, FinishReason::error, "the token " + std::to_string(token) + " was chosen, which there is not");
   sequence->tokens.push_back(token);
   if (has_penalty(params)) sequence->counts.add_output(token);
   if (sequence->output_tokens() == 1) sequence->first_token_seconds = seconds_between(request.submitted, Clock::now());

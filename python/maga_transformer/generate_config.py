@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar
 from uuid import uuid4
 
@@ -95,10 +96,13 @@ def _id_lists(value: list[list[int]]) -> list[list[int]]:
 
 
 def _bias(value: object) -> object:
-    """JSON has only text keys: those that are ids become integers, others stay for the type check to name."""
+    """JSON has only text keys: those that are ids become integers."""
     if not isinstance(value, dict):
         return value
-    return {int(key) if isinstance(key, str) and key.isdecimal() and len(key) < 19 else key: bias for key, bias in value.items()}
+    wrong = next((key for key in value if isinstance(key, str) and not (key.isdecimal() and len(key) < 19)), None)
+    if wrong is not None:
+        raise ValueError(f"the key {quote(wrong)} is no token id")
+    return {int(key) if isinstance(key, str) else key: bias for key, bias in value.items()}
 
 
 StopStrings = Annotated[list[str], AfterValidator(_stop_strings)]
@@ -175,6 +179,7 @@ class GenerateConfig(samplers.SamplerFields):
     def parse(cls, fields: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> GenerateConfig:
         """Null means absent. Raises RequestError naming the field."""
         given: dict[str, Any] = dict(defaults or {})
+        spellings: dict[str, str] = {}
         for spelt, value in fields.items():
             name = ALIASES.get(spelt, spelt)
             if value is None or name in NO_EFFECT:
@@ -187,10 +192,13 @@ class GenerateConfig(samplers.SamplerFields):
                 raise RequestError(
                     Fault.parameter, f"unknown field {quote(spelt)}" + (f"; did you mean {close[0]}?" if close else ""), spelt
                 )
-            given[name] = value
+            if name in spellings and given[name] != value:
+                message = f"{spellings[name]} and {spelt} are the same field with two values; keep one"
+                raise RequestError(Fault.parameter, message, spelt)
+            given[name], spellings[name] = value, spelt
         if given.get("timeout_ms") == 0:
             raise RequestError(Fault.parameter, "timeout_ms=0: a positive number of milliseconds, or -1 for no limit", "timeout_ms")
-        config = validate(cls, given, _fault)
+        config = validate(cls, given, _fault, spellings)
         config._given = frozenset(given) - (frozenset(defaults or {}) - {ALIASES.get(name, name) for name in fields})
         return config
 
@@ -276,14 +284,21 @@ def _fault(name: str) -> Fault:
     return Fault.stop_list if name in ("stop_words_str", "stop_words_list") else Fault.parameter
 
 
-def validate(model: type[Model], fields: Mapping[str, Any], fault: Callable[[str], Fault] = lambda _: Fault.parameter) -> Model:
-    """`model(**fields)`, with the first mistake raised as a RequestError that names the field and its value."""
+def validate(
+    model: type[Model],
+    fields: Mapping[str, Any],
+    fault: Callable[[str], Fault] = lambda _: Fault.parameter,
+    spellings: Mapping[str, str] = MappingProxyType({}),
+) -> Model:
+    """`model(**fields)`, with the first mistake raised as a RequestError that names the field, as `spellings` has it."""
     try:
         return model.model_validate(dict(fields))
     except ValidationError as error:
         first = error.errors()[0]
         # Parts that are no key or index (the branch of a union) say nothing to the caller.
         path = [part for part in first["loc"] if isinstance(part, int) or str(part).isidentifier()]
+        if path and first["loc"][0] == path[0]:
+            path[0] = spellings.get(str(path[0]), path[0])
         name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".") or "body"
         message = str(first["msg"]).removeprefix("Value error, ")
         message = f"{name}: {message}" if first["type"] == "missing" else f"{name}={quote(first['input'])}: {message}"

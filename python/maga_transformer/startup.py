@@ -320,6 +320,10 @@ def make_backend(config: Config, device: Device, stored: str) -> tuple[_core.Bac
         compute = compute_dtype(config.act_type, stored, device.card.capability)
     except ValueError as error:
         raise ConfigError(f"ACT_TYPE={config.act_type}: {error}") from None
+    if compute == "fp16" and stored in ("bf16", "fp32"):
+        log.warning(
+            "the model, stored in %s, is computed in fp16, which ends at 65504: outputs beyond end with an error (ACT_TYPE)", stored
+        )
     return cuda_backend(device, compute, config.gpu_memory_utilization), compute
 
 

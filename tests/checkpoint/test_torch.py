@@ -1,6 +1,7 @@
 """Reading what torch.save writes: every tensor as torch has it, nothing run, and damage named."""
 
 import argparse
+import io
 import json
 import os
 import pickle
@@ -98,6 +99,13 @@ class Evil:
         return os.system, ("touch /tmp/should-not-exist-maga",)
 
 
+class Loader:
+    def __reduce__(self) -> tuple[Any, ...]:
+        saved = io.BytesIO()
+        torch.save(torch.ones(2), saved)
+        return torch.storage._load_from_bytes, (saved.getvalue(),)
+
+
 class Getter:
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (torch.nn.Linear, "__init__")
@@ -108,6 +116,7 @@ class Getter:
     [
         (Evil(), r"this pickle wants (posix|nt)\.system, which is more than tensors"),
         (Getter(), r"wants builtins\.getattr"),
+        (Loader(), r"wants torch\.storage\._load_from_bytes"),
         ({"args": argparse.Namespace(a=1)}, r"wants argparse\.Namespace"),
         ({"w": np.zeros(3)}, r"wants numpy\.\S+"),
         (torch.nn.Linear(2, 2), r"wants torch\.nn\.modules\.linear\.Linear"),
@@ -219,8 +228,11 @@ def test_files_that_are_something_else(tmp_path: Path) -> None:
     refused(pickle.dumps({"a": 1}, protocol=2) * 5, "a pickle that torch.save did not write")
     refused(b"\x80\x02r\xff\xff\xff\xffN.", "pickle at byte 0 is damaged or truncated")
     with zipfile.ZipFile(tmp_path / "other.zip", "w") as archive:
-        archive.writestr("a.txt", "x")
+        archive.writestr(zipfile.ZipInfo("a.txt"), "x")  # of 1980, so that the bytes are the same each time
     refused((tmp_path / "other.zip").read_bytes(), "no data.pkl")
+    with zipfile.ZipFile(tmp_path / "nested.zip", "w") as archive:
+        archive.write(tmp_path / "other.zip", "archive/data.pkl")
+    refused((tmp_path / "nested.zip").read_bytes(), "the pickle is damaged")
     torch.save({"w": torch.ones(100)}, tmp_path / "y.pt")
     with zipfile.ZipFile(tmp_path / "y.pt") as archive, zipfile.ZipFile(tmp_path / "z.zip", "w", zipfile.ZIP_DEFLATED) as packed:
         for name in archive.namelist():

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from cards import CARDS, WHY_NONE
-from maga_transformer import _core, device
-from maga_transformer.config import DEVICE_DEFAULTS
+from maga_transformer import _core, device, startup
+from maga_transformer.config import DEVICE_DEFAULTS, Config
 from maga_transformer.device import Device, compute_dtype, find_device, library_folders
 
 
@@ -54,6 +54,19 @@ def test_with_cards(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_compute_dtype(wanted: str, stored: str, capability: int, expected: str) -> None:
     assert compute_dtype(wanted, stored, capability) == expected
+
+
+@pytest.mark.parametrize(
+    "stored, capability, wanted, said", [("bf16", 75, "auto", True), ("fp32", 90, "fp16", True), ("fp16", 90, "auto", False)]
+)
+def test_a_narrower_type_than_the_stored_one_is_said(
+    stored: str, capability: int, wanted: str, said: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made: list[str] = []
+    monkeypatch.setattr(startup, "cuda_backend", lambda device, compute, share: made.append(compute))
+    card = Device("cuda", 0, SimpleNamespace(name="card", capability=capability))
+    startup.make_backend(Config(act_type=wanted), card, stored)
+    assert made == ["fp16"] and (f"stored in {stored}" in caplog.text) == said
 
 
 def test_bf16_on_a_card_without_it() -> None:

@@ -19,8 +19,9 @@ def tool_grammar(form: ToolFormat, schemas: Mapping[str, Mapping[str, Any]], *, 
             f"{field}: this model's way to write tool calls ({form.name}) cannot be enforced; valid: auto, none",
             field,
         )
-    for index, schema in enumerate(schemas.values()):
-        check_schema(schema, f"tools[{index}].function.parameters")
+    places = {f"tools[{index}].function.parameters": schema for index, schema in enumerate(schemas.values())}
+    for place, schema in places.items():
+        check_schema(schema, place)
     calls = [f"call{index}: {_call(form, name, schema)}" for index, (name, schema) in enumerate(schemas.items())]
     one = " | ".join(f"call{index}" for index in range(len(calls)))
     before, after = form.each
@@ -30,7 +31,7 @@ def tool_grammar(form: ToolFormat, schemas: Mapping[str, Mapping[str, Any]], *, 
         f"one: {_literal(before)} ({one}) {_literal(after)}",
         *calls,
     ]
-    return lark("\n".join(rules), field)
+    return lark("\n".join(rules), field, places)
 
 
 def _call(form: ToolFormat, name: str, schema: Mapping[str, Any]) -> str:

@@ -25,10 +25,10 @@ class ModelConfig:
     def get(self, key: str) -> Any:
         return self.values.get(key)
 
-    def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+    def integer(self, key: str, default: int | None = None, *, least: int = 1, most: int = 1 << 40) -> int:
         value = self._present(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 1 << 40:
-            raise self.error(key, value, f"an integer from {least}")
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise self.error(key, value, f"an integer from {least} to {most}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:

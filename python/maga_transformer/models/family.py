@@ -19,6 +19,8 @@ from maga_transformer.models.task import EMBED, GENERATE, Task
 
 log = logging.getLogger(__name__)
 
+_MOST_LAYERS = 4096  # more would take seconds to describe, with weights or without
+_MOST_WORDS = 1 << 24
 _MAX_POSITIONS = 1 << 40  # what a scaling factor may make of them
 _MAX_HEADS = _MAX_HEAD_DIM = 65536
 
@@ -50,7 +52,7 @@ class Family(ABC):
         self.task = Task(GENERATE)
         self.config = config = ModelConfig(checkpoint.path, checkpoint.config, spellings=self.spellings, defaults=self.defaults)
         self.hidden = config.integer("hidden_size")
-        self.layers = config.integer("num_hidden_layers" if config.get("layer_num") is None else "layer_num")
+        self.layers = config.integer("num_hidden_layers" if config.get("layer_num") is None else "layer_num", most=_MOST_LAYERS)
         self.heads = self._heads()
         self.norm = Norm(self.norm_kind, config.number(*self.norm_eps), bias=self.norm_kind == "layer")
         self.activation = config.text("hidden_act", "silu")
@@ -80,7 +82,7 @@ class Family(ABC):
         b = builder(self.checkpoint, self.model_type, transposed_linears=self.transposed_linears)
         b.program.max_positions = min(self.positions(), _MAX_POSITIONS)
         self.embedding, self.head = self._vocabulary_tensors(b)
-        vocab = self.config.integer("vocab_size") if self.config.get("vocab_size") is not None else None
+        vocab = self.config.integer("vocab_size", most=_MOST_WORDS) if self.config.get("vocab_size") is not None else None
         x = self.embed(b, vocab)
         for i in range(self.layers):
             if i in sizes:

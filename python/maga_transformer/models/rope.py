@@ -50,16 +50,20 @@ class Rope:
     long_inv_freq: tuple[float, ...] = ()
 
 
+def _first(*values: Any) -> Any:
+    """The first that is there; 0 is."""
+    return next((value for value in values if value is not None), None)
+
+
 def read_rope(config: ModelConfig, head_dim: int, *, theta: float = 10000.0) -> Rope:
     """`theta` is the family's default base. Accepts rope_theta and rope_scaling side by side, and transformers 5's
     rope_parameters dict; `type` is the old name of `rope_type`."""
     scaling = _scaling(config)
-    base = positive_number(config, "rope_theta", scaling.get("rope_theta") or config.get("rope_theta") or theta)
+    base = positive_number(config, "rope_theta", _first(scaling.get("rope_theta"), config.get("rope_theta"), theta))
     if base <= 1:
         raise config.error("rope_theta", base, "more than 1")
-    partial = positive_number(
-        config, "partial_rotary_factor", scaling.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
-    )
+    name = "partial_rotary_factor"
+    partial = positive_number(config, name, _first(scaling.get(name), config.get(name), 1.0))
     rotary_dim = int(head_dim * partial)
     if rotary_dim < 2 or rotary_dim % 2 or rotary_dim > head_dim:
         raise ValueError(

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from maga_transformer.generate_config import Finite, StopStrings, TopK, validate
 from maga_transformer.request import Fault, RequestError, Sampling, quote
 from maga_transformer.server.chat import Conversation
+from maga_transformer.server.messages import arguments_of
 from maga_transformer.server.tools import Tools, tools_of
 
 
@@ -59,7 +60,7 @@ def parse(body: Mapping[str, Any], *, for_answer: bool) -> MessagesRequest:
 def conversation(asked: MessagesRequest) -> Conversation:
     turns: list[dict[str, Any]] = []
     if asked.system not in (None, "", []):
-        turns.append({"role": "system", "content": _text(asked.system, "system")})
+        turns.append({"role": "system", "content": _text(asked.system, "system", others=False)})
     for index, message in enumerate(asked.messages or []):
         turns += _turns(f"messages[{index}]", message)
     thinking = (asked.thinking or {}).get("type")
@@ -76,7 +77,9 @@ def conversation(asked: MessagesRequest) -> Conversation:
 
 def _turns(place: str, message: Any) -> list[dict[str, Any]]:
     """One message may become several: results of tools are messages of their own in templates."""
-    role, content = (message.get("role"), message.get("content")) if isinstance(message, Mapping) else (None, None)
+    if not isinstance(message, Mapping):
+        raise _bad(place, message, "must be an object with role and content")
+    role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
         raise RequestError(Fault.parameter, f"{place}.role={quote(role)}: must be user or assistant", f"{place}.role")
     if isinstance(content, str):
@@ -93,7 +96,7 @@ def _turns(place: str, message: Any) -> list[dict[str, Any]]:
         if kind == "text" and isinstance(block.get("text"), str):
             texts.append(block["text"])
         elif kind == "tool_use" and role == "assistant" and isinstance(block.get("name"), str):
-            function = {"name": block["name"], "arguments": block.get("input") or {}}
+            function = {"name": block["name"], "arguments": arguments_of(f"{at}.input", block.get("input"))}
             calls.append({"id": block.get("id"), "type": "function", "function": function})
         elif kind == "tool_result" and role == "user":
             text = _text(block.get("content") or "", f"{at}.content")
@@ -135,8 +138,8 @@ def _tools(asked: MessagesRequest) -> Tools:
     return tools_of(listed, wanted, not choice.get("disable_parallel_tool_use"))
 
 
-def _text(value: Any, place: str) -> str:
-    """Of a text, or of a list of text blocks."""
+def _text(value: Any, place: str, *, others: bool = True) -> str:
+    """Of a text, or of a list of text blocks; `others`: what kinds a tool's result may have besides is told as it is."""
     if isinstance(value, str):
         return value
     if not isinstance(value, Sequence):
@@ -144,7 +147,7 @@ def _text(value: Any, place: str) -> str:
     texts = []
     for index, block in enumerate(value):
         if not isinstance(block, Mapping) or block.get("type") != "text" or not isinstance(block.get("text"), str):
-            if isinstance(block, Mapping) and block.get("type") not in ("text", "image", "document"):
+            if others and isinstance(block, Mapping) and block.get("type") not in ("text", "image", "document"):
                 texts.append(json.dumps(block, ensure_ascii=False))
                 continue
             raise _bad(f"{place}[{index}]", block, "must be a block of text")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from typing import Any
 
@@ -13,6 +14,9 @@ from maga_transformer.request import Fault, RequestError
 from maga_transformer.server.state import State
 from maga_transformer.server.streaming import ClientGone
 
+_NO_NUMBER = re.compile(r"-?(?:nan|inf(?:inity)?)", re.IGNORECASE)
+_TOO_LARGE = re.compile(r"-?[\d.eE+]{1,32}")
+_NAME = re.compile(r'"([A-Za-z_]\w{0,63})"\s*:[\s\[]*[-\d.,\s]*$')  # of the member whose value follows
 SLOWEST = 16 << 10  # bytes/s of a body, on the whole
 
 
@@ -28,7 +32,9 @@ async def json_object(request: Request, limit: int) -> dict[str, Any]:
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise RequestError(Fault.body, f"the body is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
+        raise RequestError(
+            Fault.body, f"the body is not JSON: {_why(error)} at line {error.lineno}, column {error.colno}"
+        ) from None
     if not isinstance(value, dict):
         raise RequestError(Fault.body, f"the body must be a JSON object, not {_json_name(value)}")
     return value
@@ -55,6 +61,15 @@ async def _read(request: Request, limit: int, patience: float) -> bytes:
         body += part
         if len(body) > limit:
             raise _too_large(limit)
+
+
+def _why(error: orjson.JSONDecodeError) -> str:
+    """Numbers that are none get the name of their field, as many clients' languages write them."""
+    number = (_TOO_LARGE if "infinity" in error.msg else _NO_NUMBER).match(error.doc, error.pos)
+    if number is None:
+        return error.msg
+    name = _NAME.search(error.doc[max(0, error.pos - 200) : error.pos])
+    return f"{f'{name[1]}=' if name else ''}{number[0]}: must be a finite number"
 
 
 def _too_large(limit: int) -> RequestError:

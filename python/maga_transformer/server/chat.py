@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +21,7 @@ from maga_transformer.structured.grammar import Grammar
 
 _OURS = "messages tools documents add_generation_prompt continue_final_message chat_template template key"
 _TRANSFORMERS = "conversation tokenize tokenizer_kwargs padding truncation max_length return_tensors return_dict"
-_RESERVED = frozenset(f"{_OURS} {_TRANSFORMERS}".split())
+_RESERVED = frozenset(f"{_OURS} {_TRANSFORMERS} self".split())  # self: Jinja's own
 _MAX_VARIABLES = 64
 
 
@@ -70,7 +71,7 @@ class ChatPrompt:
             raise RequestError(
                 Fault.unsupported, "tool_choice: calls of this model cannot be enforced; valid: auto, none", "tool_choice"
             )
-        return asked and Grammar(asked.text, asked.field, self.dialect.answer_begins_after(self.text))
+        return asked and dataclasses.replace(asked, after=self.dialect.answer_begins_after(self.text))
 
 
 def effort_variables(effort: str | None) -> dict[str, Any]:
@@ -122,6 +123,13 @@ async def render_chat(state: State, asked: Conversation) -> ChatPrompt:
     special = asked.add_special_tokens or fallback == "plain"  # which has none of its own
     ids = await encode_text(state, text, add_special_tokens=special, field="messages")
     return ChatPrompt(ids, text, asked.tools, dialect, asked.split_reasoning, fallback)
+
+
+def template_of_request(state: State, template: str | None, name: str) -> str | None:
+    if template and not state.runtime.config.trust_request_chat_template:
+        message = f"{name}: this server takes none from requests (--trust-request-chat-template)"
+        raise RequestError(Fault.unsupported, message, name)
+    return template or None
 
 
 def template_header(prompt: ChatPrompt) -> dict[str, str]:

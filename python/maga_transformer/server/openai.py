@@ -11,7 +11,14 @@ from starlette.responses import Response
 from maga_transformer.request import Fault, Job, RequestError, quote
 from maga_transformer.server.answers import answer
 from maga_transformer.server.body import json_object
-from maga_transformer.server.chat import ChatPrompt, Conversation, effort_variables, render_chat, template_header
+from maga_transformer.server.chat import (
+    ChatPrompt,
+    Conversation,
+    effort_variables,
+    render_chat,
+    template_header,
+    template_of_request,
+)
 from maga_transformer.server.errors import encode
 from maga_transformer.server.prompts import compiled, encode_text
 from maga_transformer.server.rtp_chat import debug_info, with_extra_configs
@@ -87,14 +94,8 @@ async def chat_render(request: Request) -> Response:
 def conversation(state: State, asked: ChatRequest) -> Conversation:
     if asked.messages is None:
         raise RequestError(Fault.no_prompt, "messages is missing", "messages")
-    template = asked.chat_template or asked.user_template
-    if template and not state.runtime.config.trust_request_chat_template:
-        name = "chat_template" if asked.chat_template else "user_template"
-        raise RequestError(
-            Fault.unsupported,
-            f"{name}: this server takes none from requests (--trust-request-chat-template)",
-            name,
-        )
+    template = template_of_request(state, asked.chat_template, "chat_template")
+    template = template or template_of_request(state, asked.user_template, "user_template")
     automatic = state.runtime.config.enable_auto_tool_choice
     choice = asked.tool_choice if asked.tool_choice is not None or automatic else "none"
     return Conversation(
@@ -105,7 +106,7 @@ def conversation(state: State, asked: ChatRequest) -> Conversation:
         add_generation_prompt=asked.add_generation_prompt is not False,
         continue_final_message=bool(asked.continue_final_message),
         add_special_tokens=bool(asked.add_special_tokens),
-        template=template or None,
+        template=template,
         template_key=asked.template_key or None,
     )
 
@@ -177,7 +178,7 @@ def _truncated(state: State, asked: OpenAIRequest, prompt: Sequence[int]) -> Seq
 
 async def _prompts(state: State, asked: CompletionRequest) -> list[Sequence[int]]:
     """A text, a list of texts, a list of ids, or a list of lists of ids. Ids are taken as they are."""
-    prompt, limit = asked.prompt, state.runtime.config.max_queue
+    prompt, limit, vocab = asked.prompt, state.runtime.config.max_queue, state.runtime.tokenizer.vocab_size
     if prompt is None:
         raise RequestError(Fault.no_prompt, "prompt is missing", "prompt")
     entries = prompt if isinstance(prompt, list) and any(isinstance(part, (str, list)) for part in prompt) else [prompt]
@@ -192,9 +193,10 @@ async def _prompts(state: State, asked: CompletionRequest) -> list[Sequence[int]
             special, whole = asked.add_special_tokens is not False, asked.truncate_prompt_tokens is None
             prompts.append(await encode_text(state, entry, add_special_tokens=special, whole=whole))
         elif isinstance(entry, list):
-            bad = next(((at, part) for at, part in enumerate(entry) if type(part) is not int or abs(part) >> 62), None)
+            bad = next(((at, part) for at, part in enumerate(entry) if type(part) is not int or not 0 <= part < vocab), None)
             if bad is not None:
-                raise RequestError(Fault.parameter, f"{place}[{bad[0]}]={quote(bad[1])}: must be a token id", "prompt")
+                message = f"{place}[{bad[0]}]={quote(bad[1])}: must be a token id, valid: 0 to {vocab - 1}"
+                raise RequestError(Fault.parameter, message, "prompt")
             prompts.append(entry)
         else:
             raise RequestError(Fault.parameter, f"{place}={quote(entry)}: must be text or a list of token ids", "prompt")

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from maga_transformer import samplers
 from maga_transformer.generate_config import (
@@ -77,6 +77,12 @@ def _no_limit(value: object) -> object:
     return UNLIMITED if value == -1 and not isinstance(value, bool) else value
 
 
+def _printable(value: str) -> str:
+    if not value.isprintable():
+        raise ValueError("1 to 256 printable characters")
+    return value
+
+
 def _one_or_many(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
@@ -116,7 +122,7 @@ class OpenAIRequest(SamplerFields):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     priority: int | None = Field(None, ge=-(1 << 31), lt=1 << 31)
-    cache_salt: str | None = Field(None, min_length=1, max_length=256)
+    cache_salt: Annotated[str, AfterValidator(_printable)] | None = Field(None, min_length=1, max_length=256)
     prompt_logprobs: int | None = Field(None, ge=0, le=20)
     best_of: int | None = Field(None, ge=1, le=MAX_SEQUENCES)
     use_beam_search: bool | None = None
@@ -311,7 +317,6 @@ def _check(request: OpenAIRequest) -> None:
     if not request.use_beam_search:
         samplers.refuse_beam_fields(request.length_penalty, request.early_stopping, "use_beam_search")
     echo = isinstance(request, CompletionRequest) and request.echo
+    name = "max_tokens" if request.max_tokens == request.token_limit() else "max_completion_tokens"
     if request.token_limit() == 0 and not (echo or request.prompt_logprobs is not None):
-        raise RequestError(
-            Fault.parameter, "max_tokens=0: at least 1, unless echo or prompt_logprobs ask for the prompt", "max_tokens"
-        )
+        raise RequestError(Fault.parameter, f"{name}=0: at least 1, unless echo or prompt_logprobs ask for the prompt", name)

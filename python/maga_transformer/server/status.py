@@ -13,7 +13,7 @@ from maga_transformer import __version__
 from maga_transformer.generate_config import validate
 from maga_transformer.request import Fault, RequestError, quote
 from maga_transformer.server.body import json_object
-from maga_transformer.server.chat import Conversation, render_chat
+from maga_transformer.server.chat import Conversation, render_chat, template_of_request
 from maga_transformer.server.errors import encode
 from maga_transformer.server.prompts import encode_text, off_loop
 from maga_transformer.server.state import State
@@ -37,6 +37,7 @@ class EncodeRequest(_PromptRequest):
 class TokenizeRequest(_PromptRequest):
     messages: list[Any] | None = None  # instead of the prompt
     tools: list[Any] | None = None
+    chat_template: str | None = None
     chat_template_kwargs: Mapping[str, Any] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -121,6 +122,7 @@ async def tokenize(request: Request) -> Response:
             messages=asked.messages,
             tools=tools_of(asked.tools, None, None),
             variables=asked.chat_template_kwargs or {},
+            template=template_of_request(state, asked.chat_template, "chat_template"),
             add_generation_prompt=asked.add_generation_prompt,
             continue_final_message=asked.continue_final_message,
             add_special_tokens=bool(asked.add_special_tokens),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from maga_transformer.request import Fault, RequestError
-from maga_transformer.structured.grammar import Grammar
+from maga_transformer.structured.grammar import Grammar, blamed
 
 if TYPE_CHECKING:
     from maga_transformer.tokenizer import Tokenizer
@@ -51,7 +51,7 @@ class Compiler:
             if error.startswith("NoExtension") or (kept.is_stopped() and not error and not kept.is_accepting()):
                 raise RequestError(Fault.parameter, f"{grammar.field}: no text can satisfy it", grammar.field)
             if error:
-                raise RequestError(Fault.parameter, f"{grammar.field}: {one_line(error, 300)}", grammar.field)
+                raise RequestError(Fault.parameter, f"{blamed(grammar, error)}: {one_line(error, 300)}", grammar.field)
             with self._lock:
                 self._kept[grammar.text] = kept
                 while len(self._kept) > _KEPT:

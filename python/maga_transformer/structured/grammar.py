@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ class Grammar:
     text: str
     field: str
     after: str = ""  # nothing is constrained before the answer has come to this: the end of what a model thinks
+    schemas: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False)  # in it, by the request's fields
 
 
 def json_object(field: str) -> Grammar:
@@ -39,7 +41,7 @@ def json_schema(schema: Any, field: str) -> Grammar:
         raise _bad(field, schema, "must be a JSON schema: an object")
     check_schema(schema, field)
     text = _dump(schema, field)
-    return Grammar(_built(field, lambda: LLMatcher.grammar_from_json_schema(text)), field)
+    return Grammar(_built(field, lambda: LLMatcher.grammar_from_json_schema(text)), field, schemas={field: schema})
 
 
 def regex(pattern: Any, field: str) -> Grammar:
@@ -72,9 +74,9 @@ def context_free(text: Any, field: str) -> Grammar:
     return Grammar(_built(field, lambda: grammar_from("grammar", text)), field)
 
 
-def lark(text: str, field: str) -> Grammar:
+def lark(text: str, field: str, schemas: Mapping[str, Any]) -> Grammar:
     """A grammar of our own making."""
-    return Grammar(LLMatcher.grammar_from_lark(text), field)
+    return Grammar(LLMatcher.grammar_from_lark(text), field, schemas=schemas)
 
 
 def structural_tag(value: Any, field: str) -> Grammar:
@@ -83,7 +85,7 @@ def structural_tag(value: Any, field: str) -> Grammar:
     structures, triggers = (value.get("structures"), value.get("triggers")) if isinstance(value, dict) else (None, None)
     if not isinstance(structures, list) or not isinstance(triggers, list) or not structures or not triggers:
         raise _bad(field, value, 'must be {"structures": [{"begin", "schema", "end"}], "triggers": [...]}')
-    tags = []
+    tags, schemas = [], {}
     for index, structure in enumerate(structures[:MAX_CHOICES]):
         place = f"{field}.structures[{index}]"
         if not isinstance(structure, dict) or not isinstance(structure.get("begin"), str):
@@ -93,8 +95,9 @@ def structural_tag(value: Any, field: str) -> Grammar:
         if trigger is None or not isinstance(end, str):
             raise _bad(place, structure, "its begin starts with none of the triggers, or its end is no text")
         check_schema(schema, place)
+        schemas[f"{place}.schema"] = schema
         tags.append(StructTag(trigger=trigger, begin=begin, grammar=schema, end=end))
-    return Grammar(_built(field, lambda: StructTag.to_grammar(tags, assume_special=False)), field)
+    return Grammar(_built(field, lambda: StructTag.to_grammar(tags, assume_special=False)), field, schemas=schemas)
 
 
 def from_response_format(value: Any, field: str = "response_format") -> Grammar | None:
@@ -190,6 +193,21 @@ def check_schema(schema: Any, field: str) -> None:
         for name in _COUNTS:
             if isinstance(part.get(name), int) and part[name] > _MAX_COUNT:
                 raise _bad(f"{place}.{name}", part[name], f"at most {_MAX_COUNT}")
+
+
+# How llguidance speaks of a keyword and its value.
+_BLAMED = {"type": "Invalid type: {}\n", "$ref": "{}'", "pattern": "    {}\n", "format": "Unknown format: {}\n"}
+
+
+def blamed(grammar: Grammar, error: str) -> str:
+    """The place in the request that a message of llguidance is about, as far as can be told, and its value."""
+    for field, schema in grammar.schemas.items():
+        for place, _, part in _parts(schema, field):
+            for key, value in part.items() if isinstance(part, dict) else ():
+                said = _BLAMED[key].format(value.lstrip("#")) if key in _BLAMED and isinstance(value, str) else f'["{key}"'
+                if said in f"{error}\n":
+                    return f"{place}.{key}={quote(value)}"
+    return next(iter(grammar.schemas), grammar.field) if len(grammar.schemas) == 1 else grammar.field
 
 
 def _parts(value: Any, place: str) -> Iterator[tuple[str, int, Any]]:

@@ -73,10 +73,11 @@ def test_h43_references(target):
                 {"type": "object", "properties": {"a": {"$ref": reference}}},
                 {"$schema": url, "$ref": url},
             ):
-                refuse(target, "guided_json", guided_json=schema)
+                refuse(target, "$ref='", guided_json=schema)
                 body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
                 tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
-                assert target.ask(CHAT, {**body, "tools": [tool], "tool_choice": "required"}).status == 400
+                answer = target.ask(CHAT, {**body, "tools": [tool], "tool_choice": "required"})
+                assert answer.status == 400 and "tools[0].function.parameters" in answer.error[1] and "$ref" in answer.error[1]
         assert not came
 
 
@@ -91,11 +92,13 @@ SCHEMAS = [  # a word of the message
     ({"type": "object", "properties": {f"p{i}": {} for i in range(10_000)}}, "properties"),
     (nested(500), "nested"),
     ({"enum": ["x" * 1000 + str(i) for i in range(3000)]}, "bytes"),
-    ({"type": "array", "minItems": 10**9}, "minItems"),
-    ({"type": "string", "minLength": 10**9}, "minLength"),
-    ({"type": "string", "pattern": "["}, "regex"),
-    ({"type": "stuff"}, "stuff"),
-    ({"not": {"type": "string"}}, "not"),
+    ({"type": "array", "minItems": 10**9}, ".minItems=1000000000"),
+    ({"properties": {"a": {"type": "string", "minLength": 10**9}}}, ".properties.a.minLength=1000000000"),
+    ({"properties": {"a": {"type": "string", "pattern": "["}}}, ".properties.a.pattern='['"),
+    ({"properties": {"a": {"items": {"type": "stuff"}}}}, ".properties.a.items.type='stuff'"),
+    ({"properties": {"a": {"$ref": "#/nowhere"}}}, ".properties.a.$ref='#/nowhere'"),
+    ({"not": {"type": "string"}}, ".not="),
+    ({"type": "stuff"}, ".type='stuff'"),
     ({"type": "integer", "minimum": 5, "maximum": 3}, ""),
     ({"type": []}, ""),
     ({"properties": 5}, ""),
@@ -111,7 +114,10 @@ def test_h44_schemas(target):
         refuse(target, "schema", response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
         tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
         body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2, "tools": [tool], "tool_choice": "required"}
-        assert target.ask(CHAT, body).status == 400, schema
+        answer = target.ask(CHAT, body)
+        assert answer.status == 400, schema
+        named = word.startswith(".") and word != ".not="  # which is left to the tool
+        assert not named or f"tools[0].function.parameters{word}" in answer.error[1], answer.content
     for schema in (nested(60), {"type": "object", "additionalProperties": nested(20)}, {"oneOf": [nested(i) for i in range(20)]}):
         assert ask(target, guided_json=schema).status in (200, 400)
 
@@ -128,7 +134,8 @@ def test_h45_grammars(target):
         refuse(target, "guided_grammar", guided_grammar=text)
         answer = target.ask(RAW, {"prompt": "a", "max_new_tokens": 2, "ebnf": text})
         assert answer.status == 400 and "ebnf" in answer.error[1]
-    for text in ('root ::= ""', 'root ::= "a" root | "b"', 'root ::= (("a" | "b")* "c")*', 'start: ("a"*)*'):
+    assert ask(target, guided_grammar='root ::= ""').json()["choices"][0]["text"] == ""
+    for text in ('root ::= "a" root | "b"', 'root ::= (("a" | "b")* "c")*', 'start: ("a"*)*'):
         answer = ask(target, guided_grammar=text)
         assert answer.status in (200, 400), answer.content
     refuse(target, "guided_grammar", guided_grammar=" \n")
@@ -191,3 +198,10 @@ def test_h47_what_contradicts_itself(target):
     answer = target.ask(RAW, {"prompt": "a", "regex": "a", "json_schema": {"type": "object"}})
     assert answer.status == 400 and "only one" in answer.error[1]
     assert json.loads(answer.content)["error_code"]
+    for path, fields, word in (
+        (RAW, {"prompt": "a", "response_format": {"type": "json_schema", "json_schema": None}}, "response_format"),
+        ("/v1/responses", {"input": "a", "text": {"format": {"type": "json_schema", "name": "x", "schema": None}}}, "text.format"),
+        ("/v1/responses", {"input": "a", "guided_regex": "a", "text": {"format": {"type": "json_object"}}}, "only one"),
+    ):
+        answer = target.ask(path, fields)
+        assert answer.status == 400 and word in answer.error[1], answer.content

@@ -85,7 +85,14 @@ def test_h80_clients_that_leave(target, when):
 def test_h80_clients_that_leave_while_they_wait_or_are_preempted(tiny):
     """Steps of half a second, four sequences, pages for fewer: 40 clients leave a server that has ended nothing yet."""
     with serving(tiny, **SLOW, MAX_NUM_SEQS="4", KV_CACHE_MEM_MB="1") as target:
-        before = wait_for(target.idle)
+        assert wait_for(target.idle)
+        for path, body in (  # H31: a deadline amid a step of half a second
+            (RAW, {"prompt": "a", "max_new_tokens": 50, "timeout_ms": 1}),
+            (RAW, {"prompt_batch": ["a", "b"], "max_new_tokens": 50, "timeout_ms": 1, "num_return_sequences": 2}),
+        ):
+            answer = target.ask(path, body)
+            assert (answer.status, answer.error[0]) == (504, 603) and wait_for(target.idle)
+        before = target.gauges()
         waiting = [
             Left(target, COMPLETIONS, {**LONG, "prompt": f"{i:02}" * 100, "n": 1 + i % 4, "max_tokens": 50}) for i in range(40)
         ]
@@ -192,6 +199,29 @@ def test_h84_signals_under_64_streams(tiny, how):
         assert not any("Traceback" in line for line in target.server.lines), "\n".join(target.server.lines)[-6000:]
     after = set(SHARED.iterdir()) if SHARED.exists() else set()
     assert not {each for each in after - before if "maga" in each.name}
+
+
+TURNS = {"messages": [{"role": "user", "content": "a"}], "temperature": 0, "ignore_eos": True, "stream": True, "max_tokens": 40}
+ENDS = {  # fault, route -> body, a word of the last event
+    ("throw", COMPLETIONS): ({**LONG, "stream": True}, '"code":"execution_failed"'),
+    ("nan", CHAT): (TURNS, '"code":"execution_failed"'),
+    ("nan", "/v1/messages"): (TURNS, '"type":"error"'),
+    ("throw", "/v1/responses"): (
+        {"input": "a", "stream": True, "max_output_tokens": 40, "temperature": 0},
+        '"type":"response.failed"',
+    ),
+    ("nan", RAW): ({"prompt": "a", "max_new_tokens": 40, "yield_generator": True, "ignore_eos": True}, '"error_code":606'),
+}
+
+
+@pytest.mark.parametrize("fault, path", ENDS)
+def test_h85_streams_that_a_fault_ends(tiny, fault, path):
+    """An error after the first tokens is the last event, of its route's kind, and the answer ends."""
+    body, word = ENDS[fault, path]
+    with serving(tiny, MAGA_FAULT=f"{fault}:forward:1:4", FT_SERVER_TEST="0") as target:
+        events = [event for event in target.ask(path, body).content.decode().split("\n\n") if event]
+        assert len(events) > 1 and word in events[-1].replace(" ", ""), events[-2:]
+        assert wait_for(target.idle) and target.ask(path, body).status == 200
 
 
 FAULTS = ["throw:allocate:40", "throw:forward:5", "throw:sample:5", "no_pages:allocate:40", "nan:forward:3"]

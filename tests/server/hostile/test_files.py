@@ -15,13 +15,14 @@ from ..conftest import running_server
 from ..test_start import start
 from . import FILES, LINES
 from .test_numbers import REFUSED
+from .test_pictures import URLS
 
 ROOT = Path(__file__).parents[3]
 
 
 def test_every_line_has_a_test():
     text = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
-    found = {int(line) for line in re.findall(r"def test_h(\d\d)", text)} | set(REFUSED) | set(FILES)
+    found = {int(line) for line in re.findall(r"def test_h(\d\d)", text)} | set(REFUSED) | set(FILES) | set(URLS)
     assert not set(LINES) - found, "lines without a test"
     for line, place in FILES.items():
         file, _, name = place.partition("::")
@@ -29,11 +30,12 @@ def test_every_line_has_a_test():
 
 
 CONFIGS = [  # changes, a word of the message
-    ({"num_hidden_layers": 10**9}, "missing"),
+    ({"num_hidden_layers": 10**9}, "num_hidden_layers"),
+    ({"vocab_size": 10**12}, "vocab_size"),
     *[({"hidden_size": size}, "hidden_size") for size in (0, -1, 10**18, 1e18, "x", None)],
     ({"num_attention_heads": 7}, "heads"),
     *[({"rope_scaling": {"rope_type": "linear", "factor": factor}}, "factor") for factor in (0, -1, float("nan"), "x")],
-    ({"rope_theta": float("nan"), "rope_parameters": None}, "rope_theta"),
+    *[({"rope_theta": base}, "rope_theta") for base in (0, -1, float("nan"))],
     ({"rms_norm_eps": float("inf")}, "rms_norm_eps"),
 ]
 

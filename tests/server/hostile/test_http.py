@@ -30,11 +30,11 @@ def refused(target, path, content, status=400):
 
 @pytest.mark.parametrize("path", POSTED)
 def test_h01_bodies_that_are_no_object(target, path):
-    for content in (b'{"prompt": "a"', b"[]", b"7", b"null", b'"x"', b"{" * 100_000):
+    for content in (b'{"prompt": "a"', b"[]", b"7", b"null", b'"x"', b"{" * 100_000, b"\xef\xbb\xbf{}"):
         message = refused(target, path, content)
         assert "body" in message and ("object" in message or "JSON" in message), message
     if path not in OF_A_KEY:
-        refused(target, path, b"")
+        assert "the body is not JSON" in refused(target, path, b"")
 
 
 @pytest.mark.parametrize("path", POSTED)
@@ -58,6 +58,9 @@ def test_h04_nul_is_a_letter_as_any_other(target):
     ids = target.ask("/tokenize", {"prompt": "a\0b"}).json()["tokens"]
     assert len(ids) == 3 and target.ask("/detokenize", {"tokens": ids}).json()["prompt"] == "a\0b"
     assert target.ask("/", {"prompt": "a\0b", "max_new_tokens": 2, "stop_words_str": ["\0"]}).status == 200
+    assert target.ask("/v1/completions", {"prompt": "a\0b", "max_tokens": 2, "stop": ["\0"]}).status == 200
+    chat = [target.ask("/tokenize", {"messages": [{"role": "user", "content": text}]}).json()["count"] for text in ("ab", "a\0b")]
+    assert chat[1] == chat[0] + 1, "nothing is cut at it"
     answer = target.ask("/v1/completions", {"prompt": "a", "model": "tiny\0"})
     assert answer.status == 404 and "tiny\0" in answer.error[1]
 
@@ -67,7 +70,10 @@ def test_h05_repeated_keys_and_numbers_that_are_none(target):
     assert target.ask("/", body).json()["aux_info"]["output_len"] == 2, "the last one wins"
     for number in (b"NaN", b"Infinity", b"-Infinity", b"1e400"):
         for path in ("/", "/v1/completions", "/v1/chat/completions", "/v1/messages"):
-            refused(target, path, b'{"prompt": "a", "temperature": ' + number + b"}")
+            message = refused(target, path, b'{"prompt": "a", "temperature": ' + number + b"}")
+            assert "temperature=" in message and "finite" in message, message
+    body = b'{"prompt": "a", "ignore_eos": true, "generate_config": {"max_new_tokens": 1, "max_new_tokens": 3}}'
+    assert target.ask("/", body).json()["aux_info"]["output_len"] == 3, "there as well"
 
 
 def test_h06_prompts_and_bodies_that_are_too_large(target):
@@ -93,6 +99,7 @@ def test_h07_compressed_bodies(target):
         for encoding in ("gzip", "deflate", "br", "gzip, gzip"):
             answer = target.ask(path, bomb, headers={"Content-Encoding": encoding})
             assert answer.status == 415 and encoding.split(",")[0] in answer.error[1]
+    assert target.ask("/tokenize", {"prompt": "a"}, headers={"Content-Encoding": "identity"}).status == 200
 
 
 def test_h08_heads_that_are_too_long_or_too_slow(target):

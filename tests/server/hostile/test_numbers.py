@@ -11,7 +11,14 @@ from .live import Target, wait_for
 
 BIG = 2**63
 RAW, COMPLETIONS, CHAT = "/", "/v1/completions", "/v1/chat/completions"
+MESSAGES, RESPONSES, KOBOLD = "/v1/messages", "/v1/responses", "/api/v1/generate"
 VOCABULARY = 320
+USER = {"messages": [{"role": "user", "content": "a"}]}
+OWN = {CHAT: USER, MESSAGES: {**USER, "max_tokens": 1}, RESPONSES: {"input": "a"}}  # else a prompt
+# The other routes' names of a field, and their code of a wrong value.
+OTHERS = {CHAT: "invalid_value", MESSAGES: "invalid_request_error", RESPONSES: "invalid_value", KOBOLD: "invalid_value"}
+LENGTHS = {CHAT: "max_completion_tokens", MESSAGES: "max_tokens", RESPONSES: "max_output_tokens", KOBOLD: "max_length"}
+STOPS = {CHAT: "stop", MESSAGES: "stop_sequences", RESPONSES: "stop", KOBOLD: "stop_sequence"}
 
 
 def raw(word, code=516, **fields):
@@ -26,17 +33,27 @@ def each(make, word, field, *values, **more):
     return [make(word, **{field: value}, **more) for value in values]
 
 
+def others(names, *values):
+    """`names`: of the field on each route, or one for all."""
+    spelt = names if isinstance(names, dict) else dict.fromkeys(OTHERS, names)
+    return [(path, {name: value}, f"{name}=", OTHERS[path]) for path, name in spelt.items() for value in values]
+
+
 REFUSED = {
     18: [
         *each(raw, "temperature", "temperature", -0.1, 1e308, "0.7", True, []),
         *each(openai, "temperature", "temperature", -0.1, 1e308, "0.7", True, []),
+        *others("temperature", -0.1, 1e308, "0.7", True, []),
     ],
     19: [
         *each(raw, "top_p", "top_p", -0.1, 1.0001, "1"),
         *each(openai, "top_p", "top_p", -0.1, 1.0001, 2),
+        *others("top_p", -0.1, 1.0001),
         *each(raw, "min_p", "min_p", 2, -1),
+        openai("min_p", min_p=2),
         *each(raw, "top_k", "top_k", -5, 3.5, True),
         *each(openai, "top_k", "top_k", -5, 3.5, True),
+        *others("top_k", -5, 3.5),
         raw("repetition_penalty", repetition_penalty=0),
         raw("presence_penalty", presence_penalty=3),
         openai("dry_multiplier", dry_multiplier=-1),
@@ -47,12 +64,15 @@ REFUSED = {
     20: [
         *each(raw, "max_new_tokens", "max_new_tokens", 0, -1, "5", 1.5, True),
         *each(openai, "max_tokens", "max_tokens", 0, -2, "5", 1.5, True),
+        *others(LENGTHS, 0, -2, "5", 1.5, 10**30),
+        raw("gen_length", gen_length=0),
         raw("min_new_tokens", min_new_tokens=-1),
         raw("min_new_tokens", min_new_tokens=5, max_new_tokens=4),
     ],
     21: [
         *each(openai, "n=", "n", 0, -1, 10**6, 10**9),
         openai("33", n=33),
+        *[(CHAT, {"n": value}, "n=", "invalid_value") for value in (0, 10**6)],
         *each(openai, "best_of", "best_of", 10**9, 0),
         *each(raw, "num_return_sequences", "num_return_sequences", -1, 2**31, 1.0),
         raw("1000", num_return_sequences=1000),
@@ -71,21 +91,32 @@ REFUSED = {
     ],
     24: [
         openai("logit_bias", logit_bias={str(token): 1 for token in range(49_153)}),
-        *[openai("logit_bias", logit_bias={key: 1.0}) for key in ("-1", str(VOCABULARY), "1e3", "abc", str(BIG), "")],
-        *[openai("logit_bias", logit_bias={"5": value}) for value in (1e39, None, "1", True)],
-        *[raw("logit_bias", logit_bias={"5": value}) for value in (1e39, None, "1")],
+        openai(f"token id {VOCABULARY} ", logit_bias={"1": 1, str(VOCABULARY): 1}),
+        *[
+            make(f"key {key!r}", logit_bias={"1": 1, key: 1.0})
+            for key in ("-1", "1e3", "abc", str(BIG), "")
+            for make in (raw, openai)
+        ],
+        *[openai("logit_bias[5]", logit_bias={"5": value}) for value in (1e39, None, "1", True)],
+        *[raw("logit_bias[5]", logit_bias={"5": value}) for value in (1e39, None, "1")],
         raw("logit_bias", logit_bias=[1]),
     ],
     25: [
         *each(openai, "stop", "stop", ["a"] * 10_000, ["x" * 1_000_000], [None], 5, {"a": 1}),
         *each(raw, "stop_words_str", "stop_words_str", "x", [None], ["x"] * 10_000, ["x" * 1_000_000], code=512),
-        *each(raw, "stop_words_list", "stop_words_list", [[]], [["x"]], code=512),
+        *others(STOPS, ["a"] * 10_000, ["x" * 1_000_000]),
+        *[(path, {name: [None]}, f"{name}[0]", OTHERS[path]) for path, name in STOPS.items()],
+        *each(raw, "stop_words_list", "stop_words_list", [[]], [["x"]], [[], [5]], code=512),
+        *each(raw, "bad_words_list", "bad_words_list", [[]], [[-1]], [["x"]], 5),
         raw("stop_words_list", stop_words_list=[[-1]]),
         *each(openai, "stop_token_ids", "stop_token_ids", [-1], [VOCABULARY], [1.5], 5),
     ],
     28: [
         *[openai("prompt[0]", prompt=[value]) for value in (-1, VOCABULARY, 2**40, 1.5, True, None)],
         openai("prompt[1]", prompt=[1, BIG]),
+        openai("prompt[1][0]", prompt=[[1], [VOCABULARY]]),
+        openai("prompt[0][1]", prompt=[[1, -1]]),
+        *[("/detokenize", {"tokens": [1, value]}, "tokens[1]", "invalid_value") for value in (-1, VOCABULARY, 2**40, 1.5, True)],
         *[(COMPLETIONS, {"prompt": empty}, "empty", "empty_prompt") for empty in ([], [[]], "")],
         openai("prompt[0]=1", prompt=[1, "a"]),
         openai("prompt", prompt={"a": 1}),
@@ -96,19 +127,23 @@ REFUSED = {
     30: [
         *each(raw, "random_seed", "random_seed", -2, 2**64, 1e300, "a", True),
         *each(openai, "seed", "seed", -2, 2**64, 1e300, "a", True),
+        *each(raw, "seed=", "seed", -2, "a"),
+        *others({CHAT: "seed", RESPONSES: "seed", KOBOLD: "sampler_seed"}, -2, 2**64, 1e300, "a", True),
     ],
     31: [*each(raw, "timeout_ms", "timeout_ms", 0, -5, BIG, "1", 1.5)],
     33: [
         raw("temprature", temprature=0),
         raw("did you mean temperature", generate_config={"temprature": 0}),
         *each(raw, "generate_config", "generate_config", "x", [1], 5),
+        raw("seed and random_seed", seed=1, random_seed=2),
+        raw("max_new_tokens and gen_length", generate_config={"max_new_tokens": 1, "gen_length": 2}),
         raw("yield_generator", yield_generator="yes"),
         raw("private_request", 507, private_request=3),
         raw("prompt and text", 507, text="b"),
         raw("exclude", 507, prompt_batch=["b"]),
         openai("stream_options", stream_options={"include_usage": True}),
         openai("stream_options", stream=True, stream_options=5),
-        *each(openai, "cache_salt", "cache_salt", "", "x" * 1000, 5),
+        *each(openai, "cache_salt", "cache_salt", "", "x" * 1000, "\n/", 5),
         openai("priority", priority=2**40),
         (COMPLETIONS, {"suffix": "x"}, "suffix", "unsupported_parameter"),
         (COMPLETIONS, {"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
@@ -120,8 +155,7 @@ REFUSED = {
 
 def refuse(target, cases):
     for path, fields, word, code in cases:
-        own = {"messages": [{"role": "user", "content": "a"}]} if path == CHAT else {"prompt": "a"}
-        content = json.dumps({**own, **fields}).encode()
+        content = json.dumps({**OWN.get(path, {"prompt": "a"}), **fields}).encode()
         answer = target.ask(path, content)
         assert answer.status == 400, (content[:200], answer.content[:300])
         assert answer.error[0] == code and word in answer.error[1], (content[:200], answer.content[:300])
@@ -142,6 +176,8 @@ def said(target, **fields):
 
 def test_h18_temperatures(target):
     refuse(target, REFUSED[18])
+    greedy = [target.ask(CHAT, {**USER, "max_tokens": 8, "temperature": value}).json() for value in (0, 1e-9)]
+    assert greedy[0]["choices"] == greedy[1]["choices"]
     assert said(target, temperature=1e-9) == said(target, temperature=0) == said(target, top_k=1)
 
 
@@ -171,7 +207,7 @@ def test_h23_what_is_told_of_tokens(target):
 def test_h25_stops(target):
     refuse(target, REFUSED[25])
     free = said(target, top_k=1)
-    assert free and said(target, top_k=1, stop_words_str=[""]) == free
+    assert free and said(target, top_k=1, stop_words_str=[""]) == said(target, top_k=1, stop_words_str=["", "zz"]) == free
     answer = target.ask(COMPLETIONS, {"prompt": "Once upon", "temperature": 0, "max_tokens": 8, "ignore_eos": True, "stop": ""})
     assert answer.json()["choices"][0]["text"] == free
 

@@ -11,6 +11,7 @@ from .conftest import CONTEXT, SETTINGS
 from .live import Target
 
 RAW, COMPLETIONS, CHAT = "/", "/v1/completions", "/v1/chat/completions"
+ANTHROPIC, RESPONSES = "/v1/messages", "/v1/responses"
 
 
 def stream(target, path, body):
@@ -43,6 +44,8 @@ EMPTY = [
     (COMPLETIONS, {"prompt": [""]}, "empty_prompt"),
     (CHAT, {}, "missing_prompt"),
     (CHAT, {"messages": []}, "missing_prompt"),
+    (ANTHROPIC, {"messages": [], "max_tokens": 1}, "invalid_request_error"),
+    ("/api/v1/generate", {"prompt": ""}, "empty_prompt"),
 ]
 
 
@@ -52,9 +55,15 @@ def test_h35_nothing_to_continue(target):
         assert answer.status == 400 and answer.error[0] == code, (body, answer.content)
         _, _, again = stream(target, path, body)
         assert again.status == 400 and again.error == answer.error
+    for prompt in ("", "   "):
+        own = {"temperature": 0, "max_tokens": 5, "ignore_eos": True, "messages": [{"role": "user", "content": prompt}]}
+        whole = target.ask(CHAT, own).json()["choices"][0]["message"]["content"]
+        assert stream(target, CHAT, own)[:2] == (whole, True)
     body = {"prompt": "   ", "temperature": 0, "max_tokens": 5, "ignore_eos": True}
     whole = target.ask(COMPLETIONS, body).json()["choices"][0]["text"]
     assert stream(target, COMPLETIONS, body)[:2] == (whole, True)
+    body = {"prompt": "   ", "temperature": 0, "max_new_tokens": 5, "ignore_eos": True}
+    assert target.ask(RAW, body).json()["response"] == whole and stream(target, RAW, body)[:2] == (whole, True)
 
 
 @pytest.mark.parametrize("size", [CONTEXT - 1, CONTEXT, CONTEXT + 1])
@@ -79,6 +88,21 @@ def test_h36_the_limit_is_exact(target, size):
         else:
             assert answer.status == 400 and answer.error[0] in (511, "context_length_exceeded"), answer.content
             assert "256 tokens" in answer.error[1] and f"{size} tokens" in answer.error[1]
+
+
+@pytest.mark.parametrize("size", [CONTEXT - 1, CONTEXT, CONTEXT + 1])
+def test_h36_the_limit_of_other_routes(target, size):
+    said = "a" * (size - 6)
+    for path, body in (
+        (ANTHROPIC, {"messages": [{"role": "user", "content": said}], "max_tokens": 9}),
+        (ANTHROPIC, {"system": "b" * 100, "messages": [{"role": "user", "content": said[108:]}], "max_tokens": 9}),
+        (RESPONSES, {"input": said}),
+        (RESPONSES, {"instructions": "b" * 100, "input": said[108:]}),
+        (RAW, {"messages": [{"role": "user", "content": said}]}),
+    ):
+        answer = target.ask(path, body)
+        assert answer.status == (200 if size < CONTEXT else 400), (path, answer.content)
+        assert size < CONTEXT or ("256 tokens" in answer.error[1] and f"{size} tokens" in answer.error[1])
 
 
 LONG = {
@@ -110,7 +134,7 @@ def test_h38_long_texts_hold_nobody_up(server, kind):
 
 def test_h39_letters_and_stops_across_tokens(tmp_path):
     """The model says one byte a token: letters of one to four bytes, and stops that begin in one piece and end in another."""
-    folder = write_chain(tmp_path / "bytes", ["Qé", "€", "😀", "strop", END])
+    folder = write_chain(tmp_path / "bytes", ["Qé", "€", "😀", "strop", END], ["Za\0b", END])
     with running_server(folder, **{**SETTINGS, "LOAD_FORMAT": "auto"}) as server:
         target = Target(server)
         with target.live():
@@ -122,6 +146,12 @@ def test_h39_letters_and_stops_across_tokens(tmp_path):
                     whole = target.ask(path, body).json()
                     assert (whole["response"] if path == RAW else whole["choices"][0]["text"]) == expected
                     assert stream(target, path, body)[:2] == (expected, True)
+                turn = {"messages": [{"role": "user", "content": "Q"}], "stop": stop, "max_tokens": 40, "temperature": 0}
+                assert target.ask(CHAT, turn).json()["choices"][0]["message"]["content"] == expected
+                assert stream(target, CHAT, turn)[:2] == (expected, True)
+            for stop, expected in ((["a\0c"], "a\0b"), (["\0"], "a"), (["\0b"], "a")):  # H04: a stop is not cut at a NUL
+                told = target.ask(COMPLETIONS, {"prompt": "Z", "temperature": 0, "stop": stop, "max_tokens": 9}).json()
+                assert told["choices"][0]["text"] == expected
             for most in range(1, 12):  # cut amid a letter: what there is of it is not told
                 text = target.ask(COMPLETIONS, {"prompt": "Q", "temperature": 0, "max_tokens": most}).json()["choices"][0]["text"]
                 assert (
@@ -151,6 +181,26 @@ MESSAGES = [  # a message, a word
 ]
 
 
+CALL = {"type": "tool_use", "id": "1", "name": "f", "input": "{"}
+OF_BLOCKS = [  # Anthropic's
+    ({"messages": [5]}, "messages[0]=5"),
+    ({"messages": [{"role": "robot", "content": "a"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+    ({"messages": [{"role": "assistant", "content": [CALL]}]}, "messages[0].content[0].input"),
+    ({"messages": [{"role": "user", "content": "a"}], "system": [{"type": "odd"}]}, "system[0]"),
+    ({"messages": [{"role": "user", "content": "a"}], "system": 5}, "system=5"),
+    ({"messages": [{"role": "user", "content": "a"}] * 10_000}, "70000 tokens"),
+]
+ITEMS = [  # of /v1/responses
+    (5, "input[0]=5"),
+    ({"role": "robot", "content": "a"}, "input[0].role"),
+    ({"role": "user", "content": None}, "input[0].content"),
+    ({"role": "user", "content": [{"type": "odd"}]}, "input[0].content[0]"),
+    ({"type": "function_call", "name": "f", "arguments": "{", "call_id": "1"}, "input[0].arguments"),
+    ({"type": "function_call_output", "output": 5, "call_id": "1"}, "input[0].output"),
+]
+
+
 def test_h40_messages(target):
     for message, word in MESSAGES:
         for path in (CHAT, RAW, "/tokenize"):
@@ -164,6 +214,12 @@ def test_h40_messages(target):
     for block in ({"type": []}, {"type": "tool_use", "name": 5}, {"type": "tool_result", "content": 5}, 5):
         body = {"messages": [{"role": "user", "content": [block]}], "max_tokens": 1}
         assert "messages[0].content[0]" in target.ask("/v1/messages", body).error[1]
+    for messages, word in OF_BLOCKS:
+        answer = target.ask(ANTHROPIC, {"max_tokens": 1, **messages})
+        assert answer.status == 400 and word in answer.error[1], (messages, answer.content)
+    for item, word in ITEMS:
+        answer = target.ask(RESPONSES, {"input": [item]})
+        assert answer.status == 400 and word in answer.error[1], (item, answer.content)
     for choice in ({"type": []}, {"type": "odd"}, {"type": "tool", "name": "f"}):
         body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "tool_choice": choice}
         assert "tool_choice" in target.ask("/v1/messages", body).error[1]
@@ -178,11 +234,16 @@ def deep(levels):
 
 def test_h51_templates_and_their_variables(target):
     user = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
-    answer = target.ask(CHAT, {**user, "chat_template": "{{ messages }}"})
-    assert answer.status == 400 and "chat_template" in answer.error[1]
+    for path in (CHAT, "/tokenize", "/chat/render"):
+        answer = target.ask(path, {**user, "chat_template": "{{ messages }}"})
+        assert answer.status == 400 and "chat_template:" in answer.error[1], (path, answer.content)
+    assert "user_template:" in target.ask(CHAT, {**user, "user_template": "x"}).error[1]
     for variables in (
         {"tokenize": True},
         {"messages": []},
+        {"self": 1},
+        {"return_tensors": "pt"},
+        {"": 1},
         {"tools": []},
         {"add_generation_prompt": False},
         {"chat_template": "x"},
@@ -191,7 +252,9 @@ def test_h51_templates_and_their_variables(target):
         {"large": [[1] * 20_000]},
     ):
         answer = target.ask(CHAT, {**user, "chat_template_kwargs": variables})
-        assert answer.status == 400 and "chat_template_kwargs" in answer.error[1], answer.content
+        named = "chat_template_kwargs" + (f".{next(iter(variables))}" if len(variables) == 1 else "")
+        assert answer.status == 400 and named in answer.error[1] and len(answer.content) < 500, answer.content
+        assert target.ask("/tokenize", {**user, "chat_template_kwargs": variables}).error[1] == answer.error[1]
     for value in ("x", [1], 5):
         assert "chat_template_kwargs" in target.ask(CHAT, {**user, "chat_template_kwargs": value}).error[1]
     assert target.ask(CHAT, {**user, "chat_template_kwargs": {"deep": deep(100)}}).status in (200, 400)
