@@ -201,29 +201,6 @@ def test_h84_signals_under_64_streams(tiny, how):
     assert not {each for each in after - before if "maga" in each.name}
 
 
-TURNS = {"messages": [{"role": "user", "content": "a"}], "temperature": 0, "ignore_eos": True, "stream": True, "max_tokens": 40}
-ENDS = {  # fault, route -> body, a word of the last event
-    ("throw", COMPLETIONS): ({**LONG, "stream": True}, '"code":"execution_failed"'),
-    ("nan", CHAT): (TURNS, '"code":"execution_failed"'),
-    ("nan", "/v1/messages"): (TURNS, '"type":"error"'),
-    ("throw", "/v1/responses"): (
-        {"input": "a", "stream": True, "max_output_tokens": 40, "temperature": 0},
-        '"type":"response.failed"',
-    ),
-    ("nan", RAW): ({"prompt": "a", "max_new_tokens": 40, "yield_generator": True, "ignore_eos": True}, '"error_code":606'),
-}
-
-
-@pytest.mark.parametrize("fault, path", ENDS)
-def test_h85_streams_that_a_fault_ends(tiny, fault, path):
-    """An error after the first tokens is the last event, of its route's kind, and the answer ends."""
-    body, word = ENDS[fault, path]
-    with serving(tiny, MAGA_FAULT=f"{fault}:forward:1:4", FT_SERVER_TEST="0") as target:
-        events = [event for event in target.ask(path, body).content.decode().split("\n\n") if event]
-        assert len(events) > 1 and word in events[-1].replace(" ", ""), events[-2:]
-        assert wait_for(target.idle) and target.ask(path, body).status == 200
-
-
 FAULTS = ["throw:allocate:40", "throw:forward:5", "throw:sample:5", "no_pages:allocate:40", "nan:forward:3"]
 
 
