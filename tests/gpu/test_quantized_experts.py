@@ -31,7 +31,7 @@ MODELS = {
 }
 # Root mean square, relative to the logits'. fp8: linears beside the experts round tokens to e4m3 on some cards; and where logits of
 # a router are close, one arithmetic takes another expert than the next.
-TOLERANCE = {"int4": 0.1, "int8": 0.1, "fp8": 0.2}
+TOLERANCE = {"int4": 0.2, "int8": 0.2, "fp8": 0.35}
 
 
 def relative(got: np.ndarray, want: np.ndarray) -> float:
