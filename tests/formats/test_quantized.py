@@ -164,8 +164,8 @@ METHODS: dict[str, tuple[dict[str, Any], Quantise]] = {
 
 
 def quantised_model(method: str, folder: Path, *, kind: str = "qwen2", kept: str = "", head: bool = False) -> np.ndarray:
-    """A tiny Qwen2 (it has biases) whose layers are quantised; the logits of transformers with the dequantised weights. `kept`: a part
-    of the names of linears that are not quantised; `head`: whether lm_head is."""
+    """A tiny Qwen2 (it has biases) whose layers are quantised; the logits of transformers with the dequantised weights. `kept`:
+    a part of the names of linears that are not quantised; `head`: whether lm_head is."""
     settings, quantise = METHODS[method]
     model: Any = tiny_model(kind, folder, hidden_size=64, intermediate_size=96, pad_token_id=0)
     file = folder / "model.safetensors"

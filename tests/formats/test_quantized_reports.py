@@ -46,7 +46,9 @@ def test_linears_that_are_left_out(kept: str, stated: list[str] | None, head: bo
     np.testing.assert_allclose(logits(tmp_path), expected, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("method", ["gptq-4", "gptq-order", "awq", "fp8-tensor", "fp8-block", "ct-fp8-tensor", "ct-int4-zeros", "ct-w8a8"])
+@pytest.mark.parametrize(
+    "method", ["gptq-4", "gptq-order", "awq", "fp8-tensor", "fp8-block", "ct-fp8-tensor", "ct-int4-zeros", "ct-w8a8"]
+)
 def test_matrices_that_are_fused_in_the_file(method: str, tmp_path: Path) -> None:
     """sglang #29151, #14102, vllm #39765: q, k and v are one matrix in the file, with one scale for all."""
     expected = quantised_model(method, tmp_path, kind="phi3")
