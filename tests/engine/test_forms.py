@@ -1,5 +1,5 @@
-"""The engine over the CPU backend with every form of weights and every precision of keys and values, on a tiny model: what a request
-gets does not depend, by a single bit, on how its prompt is cut, on what runs beside it, or on what the prefix cache holds."""
+"""The engine over the CPU backend with every form of weights and every precision of keys and values, on a tiny model: what a
+request gets does not depend, by a single bit, on how its prompt is cut, what runs beside it, or what the prefix cache holds."""
 
 from __future__ import annotations
 
