@@ -1,6 +1,8 @@
 """Prefill and decode speed of the engine on a model, beside other engines in the same run.
 
-    python benchmarks/engine.py [MODEL] [--threads 2] [--peers llama.cpp,transformers] [--exact]
+    python benchmarks/engine.py [MODEL] [--quantization int8] [--threads 2] [--peers llama.cpp,transformers] [--exact]
+    maga quantize FOLDER AWQ --method awq --group-size 64
+    python benchmarks/engine.py AWQ --peers llama.cpp --peer-model FILE.gguf     # of the same bits, for llama.cpp reads GGUF only
 
 Rounds alternate between the engines, and the best round of each counts, so that a busy machine disturbs all alike. Prompts are
 random token ids. A figure of ours goes through the whole engine (scheduler, sampler, events), not through the kernels alone.
@@ -36,7 +38,7 @@ class Ours:
         checkpoint = open_checkpoint(str(path))
         program, _ = build_program(checkpoint)
         backend = _core.cpu_backend(threads=args.threads, quantize_activations=not exact, isa=args.isa)
-        weights = load_weights(backend, program, checkpoint)
+        weights = load_weights(backend, program, checkpoint, quantization=args.quantization)
         self.weight_bytes = sum(w.bytes for w in weights)
         self.description = backend.describe()
         pages = max_sequences * -(-max_tokens // PAGE_TOKENS) + 64
@@ -98,6 +100,8 @@ def best(engines: Sequence[Peer], rounds: int, measure: Callable[[Peer], float])
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", nargs="?", type=pathlib.Path)
+    parser.add_argument("--quantization", choices=["", "int8", "int4", "fp8"], default="", help="rounds our weights at load")
+    parser.add_argument("--peer-model", type=pathlib.Path, help="what the other engines load; default: MODEL")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--isa", default="", help="instruction set of the CPU backend; default: the best of this machine")
     parser.add_argument("--peers", default="llama.cpp,transformers")
@@ -110,6 +114,7 @@ def main() -> None:
     parser.add_argument("--token-budget", type=int, default=512)
     args = parser.parse_args()
     path = args.model or demo_model()
+    peer_path = args.peer_model or path
     batches = [int(b) for b in args.batches.split(",")]
     max_tokens = max(args.prefill, args.context + args.steps) + PAGE_TOKENS
 
@@ -119,9 +124,9 @@ def main() -> None:
     engines: list[Peer] = [*ours]
     wanted = [p for p in args.peers.split(",") if p and installed(p)]
     if "llama.cpp" in wanted:
-        engines.append(LlamaCpp(path, args.threads, max(batches), max_tokens))
+        engines.append(LlamaCpp(peer_path, args.threads, max(batches), max_tokens))
     if "transformers" in wanted:
-        engines.append(Transformers(path, args.threads))
+        engines.append(Transformers(peer_path, args.threads))
 
     rng = np.random.default_rng(1)
     prompts = [rng.integers(1000, 40000, size=max(args.prefill, args.context)).tolist() for _ in range(max(batches))]
@@ -137,7 +142,9 @@ def main() -> None:
         )
         shares.append(f"{ours[0].host_share:.2%} at batch {batch}")
 
-    table = Table(title=f"{path.name}, tokens/s, {args.threads} threads, best of {args.rounds}")
+    what = " ".join([path.name, *filter(None, [args.quantization])])
+    what += f" (others: {peer_path.name})" if peer_path != path and len(engines) > len(ours) else ""
+    table = Table(title=f"{what}, tokens/s, {args.threads} threads, best of {args.rounds}")
     for column in ("", *(e.name for e in engines), *(f"{ours[0].name} / {e.name}" for e in engines[1:])):
         table.add_column(column, justify="left" if not column else "right")
     for label, tokens, seconds in rows:

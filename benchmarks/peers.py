@@ -31,6 +31,8 @@ class LlamaCpp:
         self.c.llama_log_set(_quiet(llama_cpp), None)
         self.c.llama_backend_init()
         self.model = self.c.llama_model_load_from_file(str(path).encode(), self.c.llama_model_default_params())
+        if not self.model:
+            raise ValueError(f"{path}: llama.cpp cannot load it; name a GGUF file of the same model with --peer-model")
         params = self.c.llama_context_default_params()
         params.n_ctx = max_sequences * max_tokens
         params.n_batch = params.n_ubatch = 512

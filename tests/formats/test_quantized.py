@@ -82,7 +82,7 @@ def awq(w: np.ndarray, group: int) -> tuple[Tensors, np.ndarray]:
     return tensors, np.repeat(scale, group, 1) * (codes.astype(np.float32) - np.repeat(zero, group, 1))
 
 
-def fp8(w: np.ndarray, scales: str) -> tuple[Tensors, np.ndarray]:
+def fp8(w: np.ndarray, scales: str, block_scales: str = "weight_scale_inv") -> tuple[Tensors, np.ndarray]:
     if scales == "block":
         padded = np.zeros((-(-w.shape[0] // 32) * 32, -(-w.shape[1] // 32) * 32), np.float32)
         padded[: w.shape[0], : w.shape[1]] = w
@@ -92,7 +92,7 @@ def fp8(w: np.ndarray, scales: str) -> tuple[Tensors, np.ndarray]:
         size = np.abs(w).max(1, keepdims=True) / 448 if scales == "row" else np.abs(w).max().reshape(()) / 448
         whole = size
     codes = torch.from_numpy(w / whole).to(torch.float8_e4m3fn)
-    name = "weight_scale_inv" if scales == "block" else "weight_scale"
+    name = block_scales if scales == "block" else "weight_scale"
     size = np.asarray(size, np.float32)
     return {"weight": codes, name: torch.from_numpy(size)}, codes.float().numpy() * whole.astype(np.float32)
 
@@ -131,10 +131,13 @@ METHODS: dict[str, tuple[dict[str, Any], Quantise]] = {
         for symmetric in (True, False)
     },
     "gptq-channel": ({"quant_method": "gptq", "bits": 4, "group_size": -1}, lambda w: gptq(w, 4, w.shape[1], True)),
-    "gptq-v2": (
-        {"quant_method": "gptq", "bits": 4, "group_size": 16, "checkpoint_format": "gptq_v2"},
-        lambda w: gptq(w, 4, 16, False, version=2),
-    ),
+    **{
+        f"gptq-v2-{bits}": (
+            {"quant_method": "gptq", "bits": bits, "group_size": 16, "checkpoint_format": "gptq_v2"},
+            lambda w, bits=bits: gptq(w, bits, 16, False, version=2),
+        )
+        for bits in (2, 3, 4, 8)  # vllm PR #26092: one was added to zeros of the second version
+    },
     "gptq-order": (
         {"quant_method": "gptq", "bits": 4, "group_size": 16, "desc_act": True},
         lambda w: gptq(w, 4, 16, False, ordered=True),
@@ -142,6 +145,11 @@ METHODS: dict[str, tuple[dict[str, Any], Quantise]] = {
     "awq": ({"quant_method": "awq", "bits": 4, "group_size": 16, "version": "GEMM", "zero_point": True}, lambda w: awq(w, 16)),
     "fp8-tensor": ({"quant_method": "fp8"}, lambda w: fp8(w, "tensor")),
     "fp8-block": ({"quant_method": "fp8", "weight_block_size": [32, 32]}, lambda w: fp8(w, "block")),
+    "ct-fp8-tensor": (ct("float-quantized", type="float", num_bits=8, strategy="tensor"), lambda w: fp8(w, "tensor")),
+    "ct-fp8-block": (
+        ct("float-quantized", type="float", num_bits=8, strategy="block", block_structure=[32, 32]),
+        lambda w: fp8(w, "block", "weight_scale"),
+    ),
     "ct-fp8-row": (ct("float-quantized", type="float", num_bits=8, strategy="channel"), lambda w: fp8(w, "row")),
     **{
         f"ct-int{bits}{'' if symmetric else '-zeros'}": (
@@ -155,15 +163,16 @@ METHODS: dict[str, tuple[dict[str, Any], Quantise]] = {
 }
 
 
-def quantised_model(method: str, folder: Path) -> np.ndarray:
-    """A tiny Qwen2 (it has biases) whose layers are quantised; the logits of transformers with the dequantised weights."""
+def quantised_model(method: str, folder: Path, *, kind: str = "qwen2", kept: str = "", head: bool = False) -> np.ndarray:
+    """A tiny Qwen2 (it has biases) whose layers are quantised; the logits of transformers with the dequantised weights. `kept`:
+    a part of the names of linears that are not quantised; `head`: whether lm_head is."""
     settings, quantise = METHODS[method]
-    model: Any = tiny_model("qwen2", folder, hidden_size=64, intermediate_size=96)
+    model: Any = tiny_model(kind, folder, hidden_size=64, intermediate_size=96, pad_token_id=0)
     file = folder / "model.safetensors"
     tensors: Tensors = {}
     state = model.state_dict()
     for name, tensor in load_file(file).items():
-        if tensor.ndim == 2 and ".layers." in name:
+        if tensor.ndim == 2 and (".layers." in name or (head and name == "lm_head.weight")) and not (kept and kept in name):
             parts, values = quantise(tensor.float().numpy())
             state[name].copy_(torch.from_numpy(values))
             tensors.update({name.removesuffix("weight") + part: value.contiguous() for part, value in parts.items()})

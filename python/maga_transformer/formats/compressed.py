@@ -35,7 +35,7 @@ def compressed_tensors(checkpoint: Checkpoint, settings: dict[str, Any]) -> Pack
         setting(checkpoint, {"num_bits": bits}, "num_bits", (8,))
         return Fp8(checkpoint, {"weight_block_size": weights[0].get("block_structure")})
     if layout == "pack-quantized":
-        return PackedInt(checkpoint, bits)
+        return PackedInt(checkpoint, bits, zeros=all(entry.get("symmetric") is False for entry in weights))
     setting(checkpoint, {"num_bits": bits}, "num_bits", (8,))
     return Int8()
 
@@ -50,14 +50,15 @@ class PackedInt:
     """weight_packed int32 (N, K * bits / 32) along K, the lowest bits first, codes + 2^(bits - 1); weight_scale (N, groups);
     weight_zero_point int32 (N * bits / 32, groups), packed along N."""
 
-    def __init__(self, checkpoint: Checkpoint, bits: object) -> None:
+    def __init__(self, checkpoint: Checkpoint, bits: object, *, zeros: bool) -> None:
+        """`zeros`: whether a linear must have zero points; without, it may."""
         self._bits: int = setting(checkpoint, {"num_bits": bits}, "num_bits", (2, 3, 4, 8))
+        self._needed = (".weight_packed", ".weight_scale", ".weight_shape", *((".weight_zero_point",) if zeros else ()))
 
     def modules(self, checkpoint: Checkpoint) -> dict[str, tuple[str, ...]]:
         names = set(checkpoint.names())
         found = sorted(name.removesuffix(".weight_packed") for name in names if name.endswith(".weight_packed"))
-        needed = (".weight_packed", ".weight_scale", ".weight_shape")
-        return {module: _parts(module, names, needed) for module in found}
+        return {module: _parts(module, names, self._needed) for module in found}
 
     def shape(self, checkpoint: Checkpoint, module: str) -> tuple[int, int]:
         rows, columns = tensor_of(checkpoint, module + ".weight_shape", ("int64", "int32"), (2,)).tolist()

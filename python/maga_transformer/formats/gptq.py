@@ -35,13 +35,17 @@ class Gptq:
             )
         if settings.get("dynamic"):
             raise ValueError(f"{checkpoint.path}: quantization_config dynamic (other settings for some modules) is not supported")
+        # Columns by the size of what they meet: which group each is in, only g_idx says.
+        self._needs_groups = bool(settings.get("desc_act")) and not settings.get("static_groups") and self._group != -1
         self._ordered: dict[str, bool] = {}
 
     def modules(self, checkpoint: Checkpoint) -> dict[str, tuple[str, ...]]:
         names = set(checkpoint.names())
         found = [name.removesuffix(".qweight") for name in names if name.endswith(".qweight")]
         return {
-            module: tuple(module + suffix for suffix in _SUFFIXES if module + suffix in names or suffix != ".g_idx")
+            module: tuple(
+                module + suffix for suffix in _SUFFIXES if module + suffix in names or self._needs_groups or suffix != ".g_idx"
+            )
             for module in sorted(found)
         }
 
