@@ -1,5 +1,5 @@
-// cuda_attention check [few]: attention of the CUDA backend against its definition. cuda_attention time [BATCH CONTEXT]: how long it
-// takes, in all shapes or in one.
+// cuda_attention check [few]: attention of the CUDA backend against its definition. cuda_attention time [BATCH CONTEXT]: how long
+// it takes, in all shapes or in one.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>

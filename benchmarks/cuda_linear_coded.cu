@@ -8,7 +8,10 @@ namespace {
 
 constexpr int kThreads = 256;
 
-__device__ int64_t groups_of(const cuda::AffineRows& rows) { return (rows.cols + rows.group - 1) / rows.group; }
+// Only where groups are whole units may the last one of a row be short.
+__device__ int64_t groups_of(const cuda::AffineRows& rows) {
+  return (rows.cols + (rows.group == cuda::kUnitColumns ? rows.group - 1 : 0)) / rows.group;
+}
 
 __global__ void make_codes(cuda::AffineRows rows, int bits, bool e4m3, uint32_t seed, uint8_t* codes) {
   for (int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x; i < rows.rows * rows.cols; i += int64_t{gridDim.x} * kThreads) {

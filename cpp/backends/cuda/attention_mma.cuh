@@ -1,8 +1,9 @@
 // The kernel behind attention_mma.h; each attention_mma_hd*.cu compiles it for one head size.
 //
 // A CTA walks its share of the work list (attention_work.cuh). The warps stand in kRowWarps x kKeyWarps: a row warp has 16 packed
-// query rows, or all where they are few, a key warp has kSlice keys of every block. Warps with the same keys (a team) fill a ring of stages in shared memory,
-// which runs ahead over the ends of tiles. With one row warp a team is a single warp, and the main loop has no CTA barrier.
+// query rows, or all where they are few, a key warp has kSlice keys of every block. Warps with the same keys (a team) fill a ring
+// of stages in shared memory, which runs ahead over the ends of tiles. With one row warp a team is a single warp, and the main loop
+// has no CTA barrier.
 #pragma once
 
 #include <type_traits>

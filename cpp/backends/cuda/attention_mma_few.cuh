@@ -1,8 +1,8 @@
-// attention_mma for few packed rows, as in decode. Keys stand on mma's 16-row side and packed rows on its 8-column side: a tile of 8
-// rows costs half the instructions and registers that one of 16 does, so an SM has room for more of them.
+// attention_mma for few packed rows, as in decode. Keys stand on mma's 16-row side and packed rows on its 8-column side: a tile of
+// 8 rows costs half the instructions and registers that one of 16 does, so an SM has room for more of them.
 //
-// A thread has, with g = lane / 4 and t = lane % 4: of scores the keys g and g + 8 of every 16, and of every 8 rows 2 t and 2 t + 1;
-// of results the same rows, and of every 16 columns two, see column(). Of q it has row g. Codes: see attention_mma_codes.cuh.
+// A thread has, with g = lane / 4 and t = lane % 4: of scores the keys g and g + 8 of every 16, and of every 8 rows 2 t and 2 t +
+// 1; of results the same rows, and of every 16 columns two, see column(). Of q it has row g. Codes: see attention_mma_codes.cuh.
 #pragma once
 
 #include "backends/cuda/attention_mma_shape.cuh"
@@ -292,8 +292,7 @@ struct MmaFew {
 #pragma unroll
       for (int n = 0; n < kTiles; ++n)
 #pragma unroll
-        for (int h = 0; h < 2; ++h)
-          p[j][n][h] = transposed(Tensor<T>::pack(weight[j][n][2 * h], weight[j][n][2 * h + 1]));
+        for (int h = 0; h < 2; ++h) p[j][n][h] = transposed(Tensor<T>::pack(weight[j][n][2 * h], weight[j][n][2 * h + 1]));
     if constexpr (S::kCodes) {
       constexpr DType kType = code_type<typename S::E>;
 #pragma unroll

@@ -54,13 +54,15 @@ double estimate(const MmaShape& shape, const MmaCard& card, const MmaConfig& con
   constexpr double kTileBytes = 12000;  // to fill the ring and to store sums
   constexpr double kSlabByte = 2.5;     // written, and read by the next kernel
   constexpr double kProduct = 0.012;    // of a row, a token and a column
+  constexpr double kAlone = 1.7;        // of a step, where eight warps are all that an SM has
   const auto& [tile, deep, split, ctas, stages] = config;
   const double items = items_of(shape, tile, deep), per_sm = std::ceil(items * split / card.sms);
   const double steps = divide_up(ring_steps(shape, tile, deep), split);
   const int columns = kUnitColumns * deep * mma_step_units(tile.tokens, shape.layout.bits);
   const double token_bytes = 2. * tile.tokens * columns, weight_bytes = mma_step_bytes(tile, shape.layout, deep) - token_bytes;
   const double products = kProduct * tile.tokens * mma_rows(tile, deep) * columns;
-  const double step = std::max(weight_bytes / kOneSm + kTokenByte * token_bytes, products) + kStepBytes;
+  const double alone = ctas * split > card.sms ? 1 : kAlone;
+  const double step = (std::max(weight_bytes / kOneSm + kTokenByte * token_bytes, products) + kStepBytes) * alone;
   const double all = shape.matrices * static_cast<double>(affine_bytes(shape.layout, shape.rows, shape.k)) / card.sms;
   const double slabs = split > 1 ? kSlabByte * 4 * split * shape.m * shape.rows / card.sms : 0;
   return std::max(all, per_sm * (steps * step + kTileBytes)) + slabs;
