@@ -210,7 +210,7 @@ MmaKernel mma_kernel(const MmaTile& tile) {
     (
         [&] {
           constexpr MmaTile kTile = kMmaTiles[kIndex];
-          if constexpr (mma_compiled(kTile, kPlain))
+          if constexpr (mma_compiled(kTile, kCode, kPlain))
             if (tile == kTile) kernel = linear_mma<T, kCode, kPlain, kTile.tokens, kTile.tiles>;
         }(),
         ...);

@@ -20,9 +20,10 @@ int ring_steps(const MmaShape& shape, const MmaTile& tile, int deep) {
 // Tokens of a tile are padded to the next size; more than the largest make several tiles.
 bool fits(const MmaShape& shape, const MmaTile& tile) {
   const bool plain = affine_plain(shape.layout);
-  if (!mma_compiled(tile, plain)) return false;
+  const int bits = shape.layout.bits;
+  if (!mma_compiled(tile, bits, plain)) return false;
   for (const MmaTile& each : kMmaTiles)
-    if (mma_compiled(each, plain) && each.tokens >= shape.m) return each == tile;
+    if (mma_compiled(each, bits, plain) && each.tokens >= shape.m) return each == tile;
   return tile == *std::rbegin(kMmaTiles);
 }
 

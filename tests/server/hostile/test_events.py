@@ -226,6 +226,28 @@ def test_h85_faults(tiny, fault):
         assert target.get("/health").json() == "ok"
 
 
+TURNS = {"messages": [{"role": "user", "content": "a"}], "temperature": 0, "ignore_eos": True, "stream": True, "max_tokens": 200}
+RESPONSE = {"input": "a", "stream": True, "max_output_tokens": 200, "temperature": 0, "ignore_eos": True}
+ENDS = {  # fault, route -> body, a word of one of the last two events
+    ("throw", COMPLETIONS): ({**LONG, "stream": True}, '"code":"execution_failed"'),
+    ("nan", CHAT): (TURNS, '"code":"execution_failed"'),
+    ("nan", "/v1/messages"): (TURNS, '"type":"error"'),
+    ("throw", "/v1/responses"): (RESPONSE, '"type":"response.failed"'),
+    ("nan", RAW): ({"prompt": "a", "max_new_tokens": 200, "yield_generator": True, "ignore_eos": True}, '"error_code":606'),
+}
+
+
+@pytest.mark.parametrize("fault, path", ENDS)
+def test_h85_streams_that_a_fault_ends(tiny, fault, path):
+    """vllm-metal 199, LocalAI 2526: after the first tokens an error is an event of its route's kind, and the answer ends."""
+    body, word = ENDS[fault, path]
+    after = 35 if path == "/v1/messages" else 150  # there the model may end its turn, after 42 tokens
+    with serving(tiny, MAGA_FAULT=f"{fault}:forward:1:{after}") as target:
+        events = [event for event in target.ask(path, body).content.decode().replace("\r", "").split("\n\n") if event]
+        assert len(events) > 5 and word in "".join(events[-2:]).replace(" ", ""), events[-2:]
+        assert wait_for(target.idle) and target.ask(path, body).status == 200
+
+
 @pytest.mark.parametrize("where", ["/dev/full", "closed"])
 def test_h85_nowhere_to_log(tiny, where):
     """A full disk or a reader that is gone costs the lines, not the answers."""
