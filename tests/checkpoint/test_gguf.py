@@ -73,6 +73,7 @@ def test_a_folder_with_one_gguf(tmp_path: Path) -> None:
 
 
 def test_alignment_64(tmp_path: Path) -> None:
+    """ollama PR #10510."""
     wide, usual = GgufFile(str(small(tmp_path / "64.gguf", alignment=64))), GgufFile(str(small(tmp_path / "32.gguf")))
     assert all(tensor.begin % 64 == 0 for tensor in wide.tensors.values())
     for name in usual.tensors:
@@ -149,6 +150,7 @@ DAMAGED = {
 
 @pytest.mark.parametrize("case", DAMAGED)
 def test_damaged_files_are_refused_by_name(case: str, tmp_path: Path) -> None:
+    """ollama #10930; merges and pre-tokenizers: tests/tokenizer/test_tokenizer.py."""
     data, message = DAMAGED[case]
     path = tmp_path / "damaged.gguf"
     path.write_bytes(data)

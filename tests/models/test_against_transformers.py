@@ -86,7 +86,7 @@ def test_logits(case: str, backend: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("more", [{}, {"attention_factor": 1.3}, {"mscale": 0.7, "mscale_all_dim": 0.4}, {"beta_fast": 8.0}])
 def test_yarn_by_every_name_over_its_whole_context(more: dict, tmp_path: Path) -> None:
-    """`type` is the old name of `rope_type`, rope_scaling that of rope_parameters; neither may shorten the context."""
+    """vllm #10293: `type` is the old name of `rope_type`, rope_scaling that of rope_parameters; neither may shorten the context."""
     scaling = {"factor": 4.0, "original_max_position_embeddings": 64, **more}
     new = rope({"rope_type": "yarn", **scaling})
     model = tiny_model("llama", tmp_path, max_position_embeddings=64, num_hidden_layers=2, rope_parameters=new)

@@ -195,7 +195,7 @@ def vocabulary_weights(folder: Path) -> int:
 
 
 def test_tied_head(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The embedding and the head: one of them, both equal, both different."""
+    """sglang PR #1508, vllm PR #6758: the embedding and the head: one of them, both equal, both different."""
     tiny_model("llama", tmp_path, tie_word_embeddings=True)
     assert vocabulary_weights(tmp_path) == 1
     expected = logits(tmp_path)
@@ -217,6 +217,7 @@ def test_tied_head(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.parametrize("key", [False, None])
 def test_untied_without_a_head_is_refused(key: bool | None, tmp_path: Path) -> None:
+    """vllm PR #6758, transformers #34759: never rows at random."""
     tiny_model("llama", tmp_path, tie_word_embeddings=True)
     edit_config(tmp_path, tie_word_embeddings=key)
     with pytest.raises(ValueError, match=r"tensor lm_head\.weight is missing"):

@@ -1,5 +1,5 @@
 """Pictures and their addresses, H55 to H64, on a server whose models read text: each shape is refused by its name, and nobody is
-asked for anything and nothing opened."""
+asked for anything and nothing opened. llama.cpp #23331."""
 
 import base64
 import os
