@@ -142,7 +142,7 @@ class CudaExecutable : public Executable {
   DeviceStep step_;
   std::optional<Pending> pending_;
   OwnKeys own_keys_;
-  bool after_prepare_ = false;  // the op in front is PrepareQkv
+  bool after_prepare_ = false;                  // the op in front is PrepareQkv
   bool rounds_next_ = false, rounded_ = false;  // whether the norm may round, and has rounded, the tokens of the next linear
 };
 

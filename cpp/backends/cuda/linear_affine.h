@@ -21,8 +21,8 @@ namespace maga::cuda {
 
 constexpr int kUnitRows = 8, kUnitColumns = 128;
 
-// A layout's `bits` are 4, 8, or this, which stands for e4m3: 8 bits that are numbers, value = number * scale, with one fp32 scale for each
-// row of a unit.
+// A layout's `bits` are 4, 8, or this, which stands for e4m3: 8 bits that are numbers, value = number * scale, with one fp32 scale
+// for each row of a unit.
 constexpr int kE4m3 = 9;
 
 constexpr int affine_code_bytes(const AffineLayout& layout) { return kUnitRows * kUnitColumns / (layout.bits == 4 ? 2 : 1); }
