@@ -114,7 +114,7 @@ def test_model_type(llama: Path) -> None:
 
 BAD_CONFIGS = {
     "hidden_size": (0, "hidden_size is 0"),
-    "num_hidden_layers": (10**9, r"model\.layers\.3\.input_layernorm\.weight is missing"),
+    "num_hidden_layers": (4, r"model\.layers\.3\.input_layernorm\.weight is missing"),
     "num_attention_heads": (5, "num_key_value_heads is 2, expected a divisor"),
     "num_key_value_heads": (3, "num_key_value_heads is 3"),
     "intermediate_size": (-1, "intermediate_size is -1"),

@@ -340,8 +340,7 @@ def test_h86_tenants(tiny, request):
         assert all(text == expected[tenant] for tenant, text, _ in told)
         own = [ask(5)[2] for _ in range(2)]
         assert own[1] > 0, "nor its own"
-        for salt in ("", "x" * (1 << 20), 5):
+        for salt in ("", "\n/", "x" * (1 << 20), 5):
             answer = target.ask(COMPLETIONS, {"prompt": "a", "cache_salt": salt})
             assert answer.status == 400 and "cache_salt" in answer.error[1] and len(answer.content) < 500
-        assert target.ask(COMPLETIONS, {"prompt": "a", "max_tokens": 1, "cache_salt": "\n/"}).status == 200
         assert wait_for(target.idle)
