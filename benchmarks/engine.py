@@ -102,6 +102,7 @@ def main() -> None:
     parser.add_argument("model", nargs="?", type=pathlib.Path)
     parser.add_argument("--quantization", choices=["", "int8", "int4", "fp8"], default="", help="rounds our weights at load")
     parser.add_argument("--peer-model", type=pathlib.Path, help="what the other engines load; default: MODEL")
+    parser.add_argument("--no-repack", dest="repack", action="store_false", help="llama.cpp leaves weights as the file has them")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--isa", default="", help="instruction set of the CPU backend; default: the best of this machine")
     parser.add_argument("--peers", default="llama.cpp,transformers")
@@ -124,7 +125,7 @@ def main() -> None:
     engines: list[Peer] = [*ours]
     wanted = [p for p in args.peers.split(",") if p and installed(p)]
     if "llama.cpp" in wanted:
-        engines.append(LlamaCpp(peer_path, args.threads, max(batches), max_tokens))
+        engines.append(LlamaCpp(peer_path, args.threads, max(batches), max_tokens, args.repack))
     if "transformers" in wanted:
         engines.append(Transformers(peer_path, args.threads))
 

@@ -24,13 +24,16 @@ class LlamaCpp:
 
     name = "llama.cpp"
 
-    def __init__(self, path: pathlib.Path, threads: int, max_sequences: int, max_tokens: int) -> None:
+    def __init__(self, path: pathlib.Path, threads: int, max_sequences: int, max_tokens: int, repack: bool = True) -> None:
+        """`repack`: whether it may lay weights out anew, for AMX among others, which ends some virtual machines' processes."""
         import llama_cpp
 
         self.c = llama_cpp
         self.c.llama_log_set(_quiet(llama_cpp), None)
         self.c.llama_backend_init()
-        self.model = self.c.llama_model_load_from_file(str(path).encode(), self.c.llama_model_default_params())
+        model_params = self.c.llama_model_default_params()
+        model_params.use_extra_bufts = repack
+        self.model = self.c.llama_model_load_from_file(str(path).encode(), model_params)
         if not self.model:
             raise ValueError(f"{path}: llama.cpp cannot load it; name a GGUF file of the same model with --peer-model")
         params = self.c.llama_context_default_params()
