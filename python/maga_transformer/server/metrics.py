@@ -58,7 +58,7 @@ class Metrics:
         self._queue = self._histogram("request_queue_time_seconds", "From submission to the first step", _SECONDS)
         self._prefill = self._histogram("request_prefill_time_seconds", "From the first step to the first token", _SECONDS)
         self._decode = self._histogram("request_decode_time_seconds", "From the first token to the end", _SECONDS)
-        self._prompt = self._histogram("request_prompt_tokens", "Tokens of the prompt, of every output that ended however it did", _TOKENS)
+        self._prompt = self._histogram("request_prompt_tokens", "Tokens of the prompt, of every output, however it ended", _TOKENS)
         self._output = self._histogram("request_generation_tokens", "Tokens of the output, however it ended", _TOKENS)
 
     def events(self, events: Sequence[Event]) -> None:
