@@ -26,7 +26,9 @@ Written by `tests/api_docs.py` from the code that serves it. `null` is as good a
 - **honoured**: the value is used; one of another type or range is answered with 400 and a message that names the field.
 - **refused unless neutral**: known, but not there: a value that asks for something is answered with 400 and the field's name.
 - **no effect**: a label for the caller's own use, or a choice between things that are the same here.
-- `max_tokens` and `max_completion_tokens` are cut to what the context leaves; -1 asks for as many as fit.
+- `max_tokens` and `max_completion_tokens` are cut to what the context leaves; -1 asks for as many as fit, as does leaving them out,
+  but of `/v1/completions`, where OpenAI's default is 16.
+- `model`: a name that is served; left out or empty it is the first of them.
 - Unknown fields: refused on `POST /`; on the other routes ignored, and named in the header `X-Maga-Ignored` (`MAGA_STRICT=1`:
   refused on OpenAI's). Clients send dozens of fields of other servers.
 """

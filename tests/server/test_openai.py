@@ -114,7 +114,7 @@ def test_a_prompt_counts_once(client, model):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_stop_strings(client, model, stream):
-    """The greedy tokens after this prompt are DEF, GH, I, J."""
+    """vllm #3574: the greedy tokens after this prompt are DEF, GH, I, J."""
 
     def ask(stop):
         answer = client.completions.create(
@@ -166,7 +166,7 @@ def test_completion_logprobs(client, model):
 
 
 def test_top_tokens_that_are_no_text_keep_keys_of_their_own(client, model):
-    """The first token of an emoji: its likely successors are pieces of characters."""
+    """sglang #32290: the first token of an emoji: its likely successors are pieces of characters."""
     answer = client.completions.create(model=model, prompt=[10813], max_tokens=4, temperature=0, logprobs=5)
     for token, value, top in zip(
         *(getattr(answer.choices[0].logprobs, name) for name in ("tokens", "token_logprobs", "top_logprobs")), strict=True
@@ -196,7 +196,7 @@ def test_chat_logprobs(client, model):
 
 
 def test_logprobs_survive_narrow_sampling(client, model):
-    """More alternatives than tokens that can still be drawn: values are from before the filters, and finite."""
+    """sonar #183: more alternatives than tokens that can still be drawn: values are from before the filters, and finite."""
     answer = client.completions.create(
         model=model, prompt=COUNT, max_tokens=8, temperature=0.01, top_p=0.3, logprobs=5, extra_body={"top_k": 1}
     )
@@ -284,7 +284,13 @@ def test_model_names(client, server, model):
     assert (
         error.value.code == "model_not_found" and "`gpt-4` does not exist" in error.value.message and model in error.value.message
     )
-    assert server.post("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 1}).status_code == 200
+    for name in ({}, {"model": None}, {"model": ""}, {"model": model}):
+        answer = server.post("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 1, **name})
+        assert answer.status_code == 200 and answer.json()["model"] == model
+    for options in (None, {}, {"include_usage": False}):
+        body = {"messages": MESSAGES, "max_tokens": 2, "stream": True, "stream_options": options}
+        with server.stream("/v1/chat/completions", body) as answer:
+            assert b"usage" not in answer.read()  # with include_usage: test_chat_stream
 
 
 def test_null_is_absent(server):
@@ -296,8 +302,12 @@ def test_null_is_absent(server):
         (CompletionRequest, "/v1/completions", {"prompt": "a"}),
     ):
         names = [*kind.model_fields, *UNSUPPORTED, "user", "metadata"]
-        answer = server.post(path, {**dict.fromkeys(names, None), **body, "max_tokens": 1})
-        assert answer.status_code == 200, answer.text
+        answers = [server.post(path, {**more, **body, "max_tokens": 1}) for more in ({}, dict.fromkeys(names))]
+        answers += [server.post(path, {**dict.fromkeys(names), **body, "temperature": 0})]
+        for answer in answers:
+            assert answer.status_code == 200, answer.text
+        assert answers[0].json().keys() == answers[1].json().keys()
+        assert answers[2].json()["usage"] == server.post(path, {**body, "temperature": 0}).json()["usage"]
 
 
 def test_unsupported_fields_are_refused_and_neutral_values_taken(server):

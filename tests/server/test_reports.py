@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
-from .chain_model import END, write_chain, write_odds
+from .chain_model import END, write_chain, write_odds, write_random
 from .conftest import running_server
 
 THINK, THOUGHT = 256, 257  # bytes that there are not: the ids behind the vocabulary's
@@ -34,7 +34,7 @@ def script(tmp_path_factory):
 @pytest.fixture(scope="module")
 def odds(tmp_path_factory):
     folder = write_odds(tmp_path_factory.mktemp("reports") / "odds", "Q", {"a": 0.7, "b": 0.2, "c": 0.1})
-    with running_server(folder, MAX_NUM_SEQS="200") as server:
+    with running_server(folder, MAX_NUM_SEQS="200", CHAT_TEMPLATE="{{ messages[0].content }}") as server:
         yield server
 
 
@@ -144,6 +144,12 @@ def test_many_choices_of_one_prompt(odds):
     assert [choice["text"] for choice in odds.post("/v1/completions", body).json()["choices"]] == texts
     raw = odds.post("/", {"prompt": "Q", "num_return_sequences": 200, "max_new_tokens": 1, "top_p": 1.0, "random_seed": 7}).json()
     assert raw["response"] == texts
+    one = {**body, "n": 1, "seed": None}
+    with ThreadPoolExecutor(16) as pool:
+        texts = [
+            answer.json()["choices"][0]["text"] for answer in pool.map(lambda _: odds.post("/v1/completions", one), range(200))
+        ]
+    assert set(texts) == set("abc") and 100 < texts.count("a") < 180  # six standard deviations: nothing is seeded here
 
 
 def test_more_log_probabilities_than_tokens_that_survive(odds):
@@ -153,6 +159,10 @@ def test_more_log_probabilities_than_tokens_that_survive(odds):
         (top,) = choice["logprobs"]["top_logprobs"]
         assert len(top) == 5 and choice["text"] == "a"
         assert top["a"] == choice["logprobs"]["token_logprobs"][0] == pytest.approx(-0.3567, abs=1e-3)
+        body = {"messages": [{"role": "user", "content": "Q"}], "logprobs": True, "top_logprobs": 20}
+        answer = odds.post("/v1/chat/completions", {**body, "temperature": 0.01, "max_tokens": 1, **fields})
+        (entry,) = strict(answer.text)["choices"][0]["logprobs"]["content"]
+        assert len(entry["top_logprobs"]) == 20 and entry["logprob"] == pytest.approx(-0.3567, abs=1e-3)
 
 
 def test_a_stop_string_of_several_tokens_on_the_raw_route(server):
@@ -190,16 +200,25 @@ def test_limits_of_new_tokens(server):
         assert choice["message"]["content"] and (limit < 0 or used <= limit)
         assert choice["finish_reason"] == ("length" if used == limit else "stop")
     endless = {"prompt": [1] * 200, "ignore_eos": True}
-    assert server.post("/v1/completions", {**endless, "max_tokens": -1}).json()["usage"]["total_tokens"] == 256
+    for limit, total in ((-1, 256), (100, 256), (None, 216)):  # of OpenAI's completions alone the default is 16
+        answer = server.post("/v1/completions", {**endless, "max_tokens": limit}).json()
+        assert answer["usage"]["total_tokens"] == total and answer["choices"][0]["finish_reason"] == "length"
+    unlimited = {"messages": [{"role": "user", "content": "word " * 200}], "ignore_eos": True}
+    assert server.post("/v1/chat/completions", unlimited).json()["usage"]["total_tokens"] == 256
     for limit in (0, -2, 1.5, "5", True):
         for name in ("max_tokens", "max_completion_tokens"):
             refused = server.post("/v1/chat/completions", {**body, name: limit})
-            assert refused.status_code == 400 and "max_" in refused.json()["error"]["message"], (name, limit)
+            assert refused.status_code == 400 and name in refused.json()["error"]["message"], (name, limit)
+        refused = server.post("/v1/completions", {**endless, "max_tokens": limit})
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "max_tokens", limit
 
 
 def test_a_seed_decides_whoever_else_runs(server):
     """vllm #51226: beside outputs without a seed, with another, beside many, and from the prefix cache."""
-    seeded = {"prompt": "Once upon a time", "max_tokens": 16, "temperature": 0.8, "ignore_eos": True}
+    prompt = "Once upon a time a child went to the sea, and at the sea it found a boat without an owner. The child"
+    seeded = {"prompt": prompt, "max_tokens": 16, "temperature": 0.8, "ignore_eos": True}
+    cached = [server.post("/v1/completions", {**seeded, "seed": 42}).json() for _ in range(2)]
+    assert [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in cached] == [0, 16]
 
     def texts(*others):
         with ThreadPoolExecutor(len(others) + 1) as pool:
@@ -208,20 +227,57 @@ def test_a_seed_decides_whoever_else_runs(server):
             return text, {each.result()["text"] for each in running}
 
     alone, _ = texts()
+    assert [answer["choices"][0]["text"] for answer in cached] == [alone] * 2
     for others in [({},)] * 4 + [({"seed": 7},), ({},) * 30]:
         text, rest = texts(*others)
         assert text == alone and alone not in rest
 
 
 def test_the_first_answer_to_a_prompt_is_that_of_later_ones(server):
-    """vllm #40896, #5543: prompts of 15 to 33 tokens that share their beginning, four at once, then again from the cache."""
+    """vllm #40896, #5543: prompts of 15 to 33 tokens that share their beginning, four at once, then again from the cache, of
+    which a whole prompt's last page is not taken; whoever asks for the prompt's own values has all of it computed."""
     ids = server.post("/tokenize", {"prompt": "one two three four five six seven eight nine ten " * 4}).json()["tokens"]
 
     def ask(length):
-        return complete(server, ids[:length], max_tokens=8, logprobs=1, echo=length % 3 == 0, ignore_eos=True)
+        return complete(server, ids[:length], max_tokens=8, logprobs=1, echo=length in echoed, ignore_eos=True)
 
+    echoed = (15, 32, 33)
     lengths = [length for length in (15, 16, 17, 31, 32, 33) for _ in range(4)]
     with ThreadPoolExecutor(8) as pool:
         first = dict(zip(lengths, pool.map(ask, lengths), strict=True))
         for length, choice in zip(lengths * 2, pool.map(ask, lengths * 2), strict=True):
             assert choice["text"] == first[length]["text"] and choice["logprobs"] == first[length]["logprobs"], length
+    for length, expected in ((15, 0), (16, 0), (17, 16), (32, 16), (33, 32)):
+        usage = server.post("/v1/completions", {"prompt": ids[:length], "max_tokens": 1}).json()["usage"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] == expected, length
+
+
+def test_values_of_a_prompt_in_chunks(tmp_path):
+    """vllm PR #29071: eight prompts of 150 tokens in chunks of 16, in pages that do not suffice for all, beside each alone."""
+    folder = write_random(tmp_path / "random", context=512)
+    ids = [3 + (i * 37 + 5) % 256 for i in range(150)]
+    asked = {"echo": True, "logprobs": 2, "max_tokens": 200, "ignore_eos": True}
+    settings = {
+        "LOAD_FORMAT": "dummy",
+        "CHAT_TEMPLATE": "plain",
+        "ACT_TYPE": "fp32",
+        "THREADS": "1",
+        "MAX_NUM_SEQS": "8",
+        "MAX_SEQ_LEN": "512",
+    }
+
+    def scores(server, i):
+        found = complete(server, ids[i:] + ids[:i], **asked)["logprobs"]
+        assert found["token_logprobs"][0] is None and len(found["token_logprobs"]) == len(found["top_logprobs"]) == 350
+        return found
+
+    with running_server(folder, **settings) as server:
+        alone = [scores(server, i) for i in range(8)]
+    with (
+        running_server(folder, **settings, MAX_NUM_BATCHED_TOKENS="16", KV_CACHE_MEM_MB="1") as server,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        for found, expected in zip(pool.map(lambda i: scores(server, i), range(8)), alone, strict=True):
+            assert found["tokens"] == expected["tokens"]
+            assert found["token_logprobs"][1:] == pytest.approx(expected["token_logprobs"][1:], abs=1e-4)
+        assert server.gauges()["maga_num_preemptions_total"] > 0

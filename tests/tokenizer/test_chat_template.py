@@ -74,6 +74,7 @@ def test_parts_are_joined_for_templates_of_strings() -> None:
 
 
 def test_templates_that_read_parts_get_them() -> None:
+    """FastChat #3017."""
     loop = "{% for p in messages[0].content %}{{ p.text }}|{% endfor %}"
     template = "{% if messages[0].content is string %}{{ messages[0].content }}|{% else %}" + loop + "{% endif %}"
     assert tokenizer_with(template).apply_chat_template(PARTS) == "Say |hello.|"

@@ -58,8 +58,8 @@ class Metrics:
         self._queue = self._histogram("request_queue_time_seconds", "From submission to the first step", _SECONDS)
         self._prefill = self._histogram("request_prefill_time_seconds", "From the first step to the first token", _SECONDS)
         self._decode = self._histogram("request_decode_time_seconds", "From the first token to the end", _SECONDS)
-        self._prompt = self._histogram("request_prompt_tokens", "Tokens of the prompt", _TOKENS)
-        self._output = self._histogram("request_generation_tokens", "Tokens of the output", _TOKENS)
+        self._prompt = self._histogram("request_prompt_tokens", "Tokens of the prompt, of every output, however it ended", _TOKENS)
+        self._output = self._histogram("request_generation_tokens", "Tokens of the output, however it ended", _TOKENS)
 
     def events(self, events: Sequence[Event]) -> None:
         now = time.monotonic()
@@ -159,7 +159,7 @@ class _EngineCollector(Collector):
             ("prefix_cache_hits", "cached_tokens", "Prompt tokens found in the prefix cache"),
             ("num_preemptions", "preemptions", "Sequences that gave their pages up and were computed again"),
             ("prefix_cache_evictions", "evictions", "Pages that left the prefix cache to others"),
-            ("prompt_tokens", "prompt_tokens", "Prompt tokens"),
+            ("prompt_tokens", "prompt_tokens", "Prompt tokens of requests that began to run, once a request"),
             ("generation_tokens", "output_tokens", "Generated tokens"),
             ("requests", "requests", "Requests that the engine took"),
             ("engine_steps", "steps", "Engine steps"),

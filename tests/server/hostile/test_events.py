@@ -178,6 +178,7 @@ SHARED = Path("/dev/shm")
 
 @pytest.mark.parametrize("how", ["drains", "runs out of time", "twice", "killed"])
 def test_h84_signals_under_64_streams(tiny, how):
+    """After the worst of them the same port serves again at once."""
     before = set(SHARED.iterdir()) if SHARED.exists() else set()
     body = {**LONG, "max_tokens": 8, "stream": True}
     with serving(tiny, **SLOW, DRAIN_TIMEOUT="120" if how == "drains" else "0.5") as target:
@@ -197,6 +198,11 @@ def test_h84_signals_under_64_streams(tiny, how):
         elif how == "runs out of time":
             assert all(json.loads(end[6:])["error"]["code"] == "cancelled" for end in ends), set(ends)
         assert not any("Traceback" in line for line in target.server.lines), "\n".join(target.server.lines)[-6000:]
+    if how == "killed":
+        port = target.server.url.rpartition(":")[2]
+        with serving(tiny, START_PORT=port, MAX_QUEUE="256") as again, concurrent.futures.ThreadPoolExecutor(50) as pool:
+            asked = pool.map(lambda i: again.ask(COMPLETIONS, {**LONG, "prompt": f"{i}", "max_tokens": 2}).status, range(200))
+            assert again.server.url == target.server.url and set(asked) == {200}
     after = set(SHARED.iterdir()) if SHARED.exists() else set()
     assert not {each for each in after - before if "maga" in each.name}
 
